@@ -1,0 +1,97 @@
+// Room: agent/device. The narrow waist between the frame engine and whatever moves bytes: threads
+// and memcpy (host/), or CUDA streams (cuda/, later). It must not know frames, plans, leases or
+// gRPC.
+//
+// Words: a *device* is one GPU, real or simulated, or host memory as seen from one GPU. A *stream*
+// is a queue of copies that run in order and asynchronously to the caller. An *event* marks a point
+// in a stream. The *compute stream* is where the training program runs: a cudaStream_t on CUDA, the
+// calling thread on the host backend (and then null).
+#ifndef HYPERFRAMES_AGENT_DEVICE_DEVICE_H_
+#define HYPERFRAMES_AGENT_DEVICE_DEVICE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/frame.h"
+#include "common/units.h"
+
+namespace hyperframes {
+
+// A point in a stream. Immutable once recorded; shared by whoever must wait for it. Thread-safe.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // True once everything queued before it has finished. Never blocks.
+  virtual bool Done() const = 0;
+  // Blocks the calling thread until Done. Only drains and tests may call it on CUDA.
+  virtual void Synchronize() const = 0;
+};
+
+// One lane. Work runs in the order in which it was queued. Thread-safe.
+class Stream {
+ public:
+  virtual ~Stream() = default;  // Finishes what was queued.
+  // Queues a copy. Both ranges stay valid until an event recorded after it is Done.
+  virtual absl::Status Copy(void* to, const void* from, Bytes bytes) = 0;
+  // Queues a fill with one byte value (chaos mode poisons freed slots with it).
+  virtual absl::Status Fill(void* to, uint8_t value, Bytes bytes) = 0;
+  // Work queued later starts only after `event` is Done.
+  virtual absl::Status WaitFor(std::shared_ptr<const Event> event) = 0;
+  virtual std::shared_ptr<const Event> Record() = 0;
+  // Queues idle time; chaos mode delays lanes with it.
+  virtual absl::Status Delay(absl::Duration delay) = 0;
+};
+
+// Bytes that this process can read and write at data(): a lease's allocation, or a mapping of one.
+// Unmapped and closed on destruction.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual char* data() const = 0;
+  virtual Bytes bytes() const = 0;
+  // The POSIX descriptor behind it (memfd, or an exported CUDA handle), owned by this object; -1
+  // when it cannot be shared. A duplicate keeps the memory alive after this object has gone.
+  virtual int descriptor() const = 0;
+};
+
+struct DeviceDescription {
+  std::string uuid;     // Identity everywhere: "GPU-..." on CUDA, "SIM-..." on the host backend.
+  std::string name;     // For people.
+  std::string backend;  // "host" or "cuda".
+  Bytes total_bytes = 0;
+};
+
+// One GPU as a training process or a lender sees it. Thread-safe.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const DeviceDescription& description() const = 0;
+
+  // A fresh allocation on this device, zeroed, never recycled, counted against the memory limit
+  // until it is destroyed. ResourceExhausted names device, bytes asked and bytes free.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Allocate(Bytes bytes) = 0;
+
+  // Maps another process's allocation of exactly `bytes` behind `descriptor` (ownership moves here)
+  // for this process. Not counted against the limit. InvalidArgument when the size does not match.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Map(int descriptor, Bytes bytes) = 0;
+
+  // A lane for one direction and tier, with the speed of the path between this GPU and that tier.
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream(Direction direction, Tier tier) = 0;
+
+  // An event after everything that the program has queued on `compute_stream` so far.
+  virtual absl::StatusOr<std::shared_ptr<const Event>> RecordCompute(void* compute_stream) = 0;
+
+  // The program's later work on `compute_stream` starts after `event`. On the host backend this
+  // blocks the caller, and the time blocked is the exposed wait.
+  virtual absl::Status ComputeWait(void* compute_stream, const Event& event) = 0;
+
+  // Bytes of total_bytes that no allocation of this process's Device object holds.
+  virtual Bytes free_bytes() const = 0;
+};
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_AGENT_DEVICE_DEVICE_H_

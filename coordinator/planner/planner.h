@@ -1,0 +1,149 @@
+// Room: coordinator/planner. Decides, storage by storage, where it waits, and block by block, what
+// is recomputed. Pure code: values in, values out; no gRPC, no protobuf, no clock, no I/O, and the
+// same input gives the same bytes out on every machine (each rank of an embedded job runs it and
+// compares hashes).
+#ifndef HYPERFRAMES_COORDINATOR_PLANNER_PLANNER_H_
+#define HYPERFRAMES_COORDINATOR_PLANNER_PLANNER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/frame.h"
+#include "common/units.h"
+
+namespace hyperframes {
+
+// One allocation saved for backward.
+struct StorageProfile {
+  int32_t ordinal = 0;  // Order in which its block saved it.
+  Bytes bytes = 0;
+  std::string dtype;           // "float32", as torch prints it without its prefix.
+  std::vector<int64_t> shape;  // Of the first view that was saved.
+  bool is_input = false;       // An input of the block: still there under RECOMPUTE.
+  bool movable = true;         // False: stays KEEP; why is in unmovable_reason.
+  std::string unmovable_reason;
+  bool stable = true;     // False when two profiled steps differed: never placed by guess.
+  int32_t consumers = 1;  // How often backward reads it.
+};
+
+struct BlockProfile {
+  std::string name;  // Dotted module path; "loss" for what the loss leaves.
+  absl::Duration forward;
+  absl::Duration backward;
+  std::vector<StorageProfile> storages;
+  bool recomputable =
+      true;  // False for loss, embeddings called outside a module, blocks that the user pinned.
+  bool splittable = false;
+  Bytes transient_bytes = 0;  // Working memory above its storages while it runs.
+};
+
+// One training process: blocks in order of execution, and what it has to live in.
+struct RankProblem {
+  int32_t rank = 0;
+  std::string gpu;  // UUID of the GPU that computes.
+  std::vector<BlockProfile> blocks;
+  Bytes resident_bytes = 0;  // P: weights, gradients, optimizer, buffers.
+  Bytes overhead_bytes = 0;  // Context and communication buffers.
+  // At most one is >= 0. `budget` bounds resident + activations; `activation_budget` bounds kept
+  // storages, stash, reload buffers and recomputed tensors alone. Both -1: the GPU's usable bytes
+  // bind.
+  Bytes budget = -1;
+  Bytes activation_budget = -1;
+};
+
+// A GPU, or a node's host memory, with what may be lent from it to this job.
+struct DeviceProfile {
+  std::string uuid;  // Empty never. Host memory of node n: "host:<node>".
+  std::string node;
+  bool is_host = false;
+  Bytes usable_bytes = 0;    // M.
+  Bytes lendable_bytes = 0;  // After its own use, its reserve, and other jobs' leases.
+};
+
+// A measured path between a GPU that computes and a lender. Both directions are priced alike unless
+// two entries say otherwise.
+struct LinkProfile {
+  std::string from;
+  std::string to;
+  double bytes_per_second = 0;
+  absl::Duration latency;
+  std::string kind;             // "nvlink", "pcie", "simulated", ... for reasons.
+  std::string shared_group;     // Links with the same non-empty group share one limit.
+  double compute_slowdown = 0;  // Share by which compute slows while a copy runs, 0.07 = 7 %.
+};
+
+struct PlanProblem {
+  std::string job_id;
+  std::vector<RankProblem> ranks;
+  std::vector<DeviceProfile> devices;
+  std::vector<LinkProfile> links;
+  std::vector<Tier> forbidden_tiers;
+  bool level_first = false;  // objective="level".
+  bool forbid_recompute = false;
+};
+
+struct StorageDecision {
+  int32_t ordinal = 0;
+  Tier tier = Tier::kKeep;
+  std::string device;           // Lender for kPeer and kHost; else empty.
+  Bytes preferred_offset = -1;  // In the rank's lease on that device.
+};
+
+struct BlockDecision {
+  std::string name;
+  Policy policy = Policy::kSave;
+  std::vector<StorageDecision>
+      storages;             // Every storage of the profile, also those that are recomputed.
+  std::string reason;       // One sentence with its numbers.
+  double confidence = 1.0;  // 0..1.
+};
+
+struct LeaseNeed {
+  std::string device;
+  Tier tier = Tier::kHost;
+  Bytes bytes = 0;
+};
+
+struct RankPlan {
+  int32_t rank = 0;
+  std::vector<BlockDecision> blocks;
+  std::vector<LeaseNeed> leases;
+  Bytes stash_limit = 0;
+  Bytes prefetch_limit = 0;
+  Bytes bytes_by_tier[kTierCount] = {};
+  Bytes recomputed_bytes = 0;
+  Bytes activation_bytes = 0;  // A: what "nothing" would hold at its peak.
+  Bytes predicted_activation_peak = 0;
+  Bytes predicted_peak = 0;  // With resident and overhead.
+  absl::Duration predicted_step;
+  absl::Duration predicted_exposed;  // Copies that compute waits for.
+  absl::Duration predicted_recompute;
+};
+
+struct FramePlan {
+  std::string id;               // Hash of problem and decisions, 16 hex digits.
+  std::vector<RankPlan> ranks;  // In the order of the problem's ranks.
+  std::string advice;  // Worth it / modest / leave it off, with the thresholds that decided.
+  double water_level_max_over_mean = 1.0;
+};
+
+class Planner {
+ public:
+  virtual ~Planner() = default;
+  // InvalidArgument: a problem that contradicts itself (negative bytes, an unknown GPU, two
+  // budgets, block names twice); the message names the field and value. ResourceExhausted: no plan
+  // fits; the message names the GPU, the bytes asked, the bytes free and the smallest budget that
+  // works. Thread-safe.
+  virtual absl::StatusOr<FramePlan> Plan(const PlanProblem& problem) const = 0;
+};
+
+// Greedy by cost per byte under every device's capacity at every moment of the step.
+std::unique_ptr<Planner> MakeGreedyPlanner();
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_COORDINATOR_PLANNER_PLANNER_H_
