@@ -43,6 +43,8 @@ class Stream {
   virtual std::shared_ptr<const Event> Record() = 0;
   // Queues idle time; chaos mode delays lanes with it.
   virtual absl::Status Delay(absl::Duration delay) = 0;
+  // Time for which copies have occupied this stream since it was created.
+  virtual absl::Duration copy_busy() const = 0;
 };
 
 // Bytes that this process can read and write at data(): a lease's allocation, or a mapping of one.
