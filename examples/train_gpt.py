@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from measure import Measurements, gradient_digest
-from stdlib_text import ByteBatches
 from torch.utils.checkpoint import checkpoint
 
 import hyperframes as hf
+from measure import Measurements, gradient_digest
+from stdlib_text import ByteBatches
 
 VOCABULARY = 256
 
