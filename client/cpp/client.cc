@@ -1,0 +1,257 @@
+#include "client/cpp/client.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cpp/channel.h"
+#include "common/grpc_status.h"
+#include "common/protocol_version.h"
+#include "common/random_id.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+constexpr absl::Duration kLongestWatch = absl::Seconds(30);  // The server's own limit.
+constexpr size_t kLongestReason = 256;
+// gRPC's own words on either side; a handler that timed out has better ones.
+constexpr char kDeadlineOfGrpc[] = "Deadline Exceeded";
+// A worker that was killed together with its agent never says that its log is complete.
+constexpr int kQuietPollsAfterEnd = 5;
+
+template <typename Request>
+Request WithVersion(Request request) {
+  request.mutable_version()->set_major(kProtocolMajor);
+  request.mutable_version()->set_minor(kProtocolMinor);
+  return request;
+}
+
+// Whether the server sent this status itself, rather than the transport failing. gRPC tells the two
+// apart only in its debugging text; a wrong guess costs the wrong half of a sentence, nothing more.
+bool ServerSaidSo(const grpc::ClientContext& context) {
+  return absl::StrContains(context.debug_error_string(), "Error received from peer");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
+  if (options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "timeout ", absl::FormatDuration(options.timeout), " of a client: must be > 0"));
+  }
+  HF_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel,
+                      CreateClientChannel(options.address, options.ca_file));
+  if (!options.sleep) options.sleep = [](absl::Duration wait) { absl::SleepFor(wait); };
+  return std::unique_ptr<Client>(new Client(std::move(options), std::move(channel)));
+}
+
+Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
+    : options_(std::move(options)),
+      channel_(std::move(channel)),
+      cluster_(v1::Cluster::NewStub(channel_)),
+      jobs_(v1::Jobs::NewStub(channel_)),
+      plans_(v1::Plans::NewStub(channel_)) {}
+
+Client::~Client() = default;
+
+RetryEnvironment Client::Environment() const {
+  RetryEnvironment environment;
+  environment.clock = options_.clock;
+  environment.sleep = options_.sleep;
+  environment.seed = options_.seed != 0 ? options_.seed : RandomIncarnation();
+  return environment;
+}
+
+absl::Status Client::Unreachable(const std::string& reason) const {
+  return absl::UnavailableError(absl::StrCat(
+      "no coordinator answers at ", options_.address, " (", reason.substr(0, kLongestReason),
+      "); is hfcoordinator running there? Start it with `hfcoordinator --listen-address ",
+      options_.address, "`, or unset HYPERFRAMES_COORDINATOR to run without one"));
+}
+
+// For calls that must not be made twice: all the retrying happens before anything is sent.
+absl::Status Client::Connect(absl::Duration timeout) {
+  const absl::Duration wait = std::min(timeout, options_.retry.give_up_after);
+  if (channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + wait))) return absl::OkStatus();
+  return Unreachable(absl::StrCat("not connected after ", absl::FormatDuration(wait)));
+}
+
+template <typename Stub, typename Request, typename Response>
+absl::StatusOr<Response> Client::Call(Kind kind, Stub* stub,
+                                      grpc::Status (Stub::*method)(grpc::ClientContext*,
+                                                                   const Request&, Response*),
+                                      const Request& request, absl::Duration timeout) {
+  if (timeout <= absl::ZeroDuration()) timeout = options_.timeout;
+  const absl::Time start = options_.clock->Now();
+  if (kind == Kind::kOnce) {
+    HF_RETURN_IF_ERROR(Connect(timeout));
+    timeout -= options_.clock->Now() - start;
+  }
+  Response response;
+  const Attempt attempt = [&](absl::Duration left) -> absl::Status {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + left));
+    response.Clear();
+    const grpc::Status status = (stub->*method)(&context, request, &response);
+    if (status.ok()) return absl::OkStatus();
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+        (status.error_message() == kDeadlineOfGrpc || !ServerSaidSo(context))) {
+      return absl::DeadlineExceededError(absl::StrCat("the coordinator at ", options_.address,
+                                                      " did not answer within ",
+                                                      absl::FormatDuration(timeout)));
+    }
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE && !ServerSaidSo(context)) {
+      return Unreachable(status.error_message());
+    }
+    return FromGrpc(status);
+  };
+  HF_RETURN_IF_ERROR(
+      CallWithRetries(options_.retry, Environment(), kind == Kind::kIdempotent, timeout, attempt));
+  return response;
+}
+
+absl::StatusOr<v1::ListNodesResponse> Client::ListNodes(const v1::ListNodesRequest& request,
+                                                        absl::Duration timeout) {
+  return Call(Kind::kIdempotent, cluster_.get(), &v1::Cluster::Stub::ListNodes,
+              WithVersion(request), timeout);
+}
+
+absl::StatusOr<v1::SubmitJobResponse> Client::SubmitJob(const v1::SubmitJobRequest& request,
+                                                        absl::Duration timeout) {
+  v1::SubmitJobRequest complete = WithVersion(request);
+  if (complete.idempotency_key().empty()) complete.set_idempotency_key(RandomHex(/*bytes=*/16));
+  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::SubmitJob, complete, timeout);
+}
+
+absl::StatusOr<v1::Job> Client::GetJob(const v1::GetJobRequest& request, absl::Duration timeout) {
+  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::GetJob, request, timeout);
+}
+
+absl::StatusOr<v1::ListJobsResponse> Client::ListJobs(const v1::ListJobsRequest& request,
+                                                      absl::Duration timeout) {
+  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::ListJobs, request, timeout);
+}
+
+absl::StatusOr<v1::Job> Client::WatchJob(const v1::WatchJobRequest& request,
+                                         absl::Duration timeout) {
+  if (timeout <= absl::ZeroDuration()) {
+    timeout = options_.timeout + absl::Seconds(std::max(0.0, request.wait_s()));
+  }
+  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::WatchJob, request, timeout);
+}
+
+absl::StatusOr<v1::Job> Client::CancelJob(const v1::CancelJobRequest& request,
+                                          absl::Duration timeout) {
+  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::CancelJob, request, timeout);
+}
+
+absl::StatusOr<v1::ReadLogResponse> Client::ReadLog(const v1::ReadLogRequest& request,
+                                                    absl::Duration timeout) {
+  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::ReadLog, request, timeout);
+}
+
+absl::StatusOr<v1::CreatePlanResponse> Client::CreatePlan(const v1::CreatePlanRequest& request,
+                                                          absl::Duration timeout) {
+  return Call(Kind::kOnce, plans_.get(), &v1::Plans::Stub::CreatePlan, WithVersion(request),
+              timeout);
+}
+
+absl::StatusOr<v1::FramePlan> Client::GetPlan(const v1::GetPlanRequest& request,
+                                              absl::Duration timeout) {
+  return Call(Kind::kIdempotent, plans_.get(), &v1::Plans::Stub::GetPlan, request, timeout);
+}
+
+absl::StatusOr<v1::Job> Client::WaitJob(const std::string& id, absl::Duration timeout) {
+  const absl::Time deadline = options_.clock->Now() + timeout;
+  v1::GetJobRequest get;
+  get.set_id(id);
+  absl::StatusOr<v1::Job> job = GetJob(get, std::min(timeout, options_.timeout));
+  while (job.ok() && !HasEnded(job->state())) {
+    const absl::Duration left = deadline - options_.clock->Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("job ", id, " is still ", JobStateName(job->state()), " after ",
+                       absl::FormatDuration(timeout), ": ", job->message()));
+    }
+    v1::WatchJobRequest watch;
+    watch.set_id(id);
+    watch.set_after_version(job->version());
+    watch.set_wait_s(absl::ToDoubleSeconds(std::min(left, kLongestWatch)));
+    absl::StatusOr<v1::Job> next = WatchJob(watch);
+    if (absl::IsUnavailable(next.status())) {
+      options_.sleep(options_.retry.first_backoff);  // Running jobs outlive their coordinator.
+      continue;
+    }
+    job = std::move(next);
+  }
+  return job;
+}
+
+absl::Status Client::FollowLog(const std::string& job_id, int rank, int64_t offset, bool follow,
+                               absl::Duration timeout,
+                               const std::function<bool(const std::string& data)>& sink) {
+  const absl::Time deadline = options_.clock->Now() + timeout;
+  v1::GetJobRequest get;
+  get.set_id(job_id);
+  int quiet_polls_after_end = 0;
+  while (true) {
+    // Asked before the read: what a job wrote before it ended is read after it is known to have
+    // ended.
+    HF_ASSIGN_OR_RETURN(const v1::Job job, GetJob(get));
+    v1::ReadLogRequest request;
+    request.set_job_id(job_id);
+    request.set_rank(rank);
+    request.set_offset(offset);
+    absl::StatusOr<v1::ReadLogResponse> chunk = ReadLog(request);
+    // A job that waits for GPUs has no log yet.
+    if (absl::IsNotFound(chunk.status()) && follow && !HasEnded(job.state())) {
+      chunk = v1::ReadLogResponse();
+      chunk->set_next_offset(offset);
+    }
+    HF_RETURN_IF_ERROR(chunk.status());
+    if (!chunk->data().empty() && !sink(chunk->data())) return absl::OkStatus();
+    const bool moved = chunk->next_offset() > offset;
+    offset = std::max(offset, chunk->next_offset());
+    if (moved) continue;  // There may be more already.
+    if (!follow) return absl::OkStatus();
+    if (HasEnded(job.state()) &&
+        (chunk->complete() || ++quiet_polls_after_end >= kQuietPollsAfterEnd)) {
+      return absl::OkStatus();
+    }
+    if (options_.clock->Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("the log of job ", job_id, " rank ", rank,
+                                                      " did not end within ",
+                                                      absl::FormatDuration(timeout)));
+    }
+    options_.sleep(kLogPollInterval);
+  }
+}
+
+bool HasEnded(v1::JobState state) {
+  switch (state) {
+    case v1::JOB_STATE_SUCCEEDED:
+    case v1::JOB_STATE_FAILED:
+    case v1::JOB_STATE_CANCELLED:
+    case v1::JOB_STATE_TIMEOUT:
+    case v1::JOB_STATE_PREEMPTED:
+    case v1::JOB_STATE_NO_PROGRESS:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string JobStateName(v1::JobState state) {
+  const std::string name = v1::JobState_Name(state);
+  const std::string prefix = "JOB_STATE_";
+  if (name.compare(0, prefix.size(), prefix) != 0) return absl::StrCat("UNKNOWN(", state, ")");
+  return name.substr(prefix.size());
+}
+
+}  // namespace hyperframes

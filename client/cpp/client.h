@@ -1,0 +1,117 @@
+// Room: client/cpp. What a program says to a coordinator: submit, watch, plan. It knows protos and
+// gRPC; it must not know planners, engines or devices. Everything that talks to a coordinator
+// (hfctl, the C ABI, and through it Python) goes through this class, so that deadlines, retries and
+// the sentence for an unreachable coordinator exist once.
+#ifndef HYPERFRAMES_CLIENT_CPP_CLIENT_H_
+#define HYPERFRAMES_CLIENT_CPP_CLIENT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cpp/retry.h"
+#include "hyperframes/v1/coordinator.grpc.pb.h"
+
+namespace hyperframes {
+
+struct ClientOptions {
+  std::string address = "127.0.0.1:7461";
+  std::string ca_file;                         // PEM; empty: no TLS.
+  absl::Duration timeout = absl::Seconds(10);  // Of a call that does not bring its own.
+  RetryPolicy retry;
+  const Clock* clock = MonotonicClock();      // Outlives the client.
+  std::function<void(absl::Duration)> sleep;  // Empty: absl::SleepFor.
+  uint64_t seed = 0;                          // Of the jitter; 0: random.
+};
+
+// Reads as ClientOptions::timeout.
+constexpr absl::Duration kDefaultTimeout = absl::ZeroDuration();
+
+// Each method is one RPC of coordinator.proto and returns what the server answered, with these
+// codes added:
+//   Unavailable       the coordinator cannot be reached; the message has its address and what to
+//   do.
+//                     Idempotent calls have been retried until their deadline by then.
+//   DeadlineExceeded  no answer within `timeout`.
+// The protocol version is filled in. Thread-safe.
+class Client {
+ public:
+  // Does not connect yet. InvalidArgument: the address is not host:port, or timeout <= 0; NotFound,
+  // FailedPrecondition: the CA file.
+  static absl::StatusOr<std::unique_ptr<Client>> Create(ClientOptions options);
+  ~Client();
+
+  absl::StatusOr<v1::ListNodesResponse> ListNodes(const v1::ListNodesRequest& request,
+                                                  absl::Duration timeout = kDefaultTimeout);
+
+  // Retried with the same idempotency key, which is drawn at random when empty: a job is never
+  // queued twice by one call.
+  absl::StatusOr<v1::SubmitJobResponse> SubmitJob(const v1::SubmitJobRequest& request,
+                                                  absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::Job> GetJob(const v1::GetJobRequest& request,
+                                 absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& request,
+                                                absl::Duration timeout = kDefaultTimeout);
+  // The default timeout is wait_s plus ClientOptions::timeout.
+  absl::StatusOr<v1::Job> WatchJob(const v1::WatchJobRequest& request,
+                                   absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::Job> CancelJob(const v1::CancelJobRequest& request,
+                                    absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::ReadLogResponse> ReadLog(const v1::ReadLogRequest& request,
+                                              absl::Duration timeout = kDefaultTimeout);
+
+  // Answered when every rank has called, so give it minutes. Not idempotent: waits for a connection
+  // (retrying until the deadline), then calls once.
+  absl::StatusOr<v1::CreatePlanResponse> CreatePlan(const v1::CreatePlanRequest& request,
+                                                    absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::FramePlan> GetPlan(const v1::GetPlanRequest& request,
+                                        absl::Duration timeout = kDefaultTimeout);
+
+  // Returns the job once it has ended (see HasEnded). DeadlineExceeded says in which state it still
+  // is. A coordinator that is away meanwhile is waited for until `timeout`.
+  absl::StatusOr<v1::Job> WaitJob(const std::string& id, absl::Duration timeout);
+
+  // Hands a rank's log to `sink` from `offset` on, until it is complete and the job has ended, or
+  // `sink` returns false. With `follow` false: what is there now. Polls every `kLogPollInterval`.
+  // DeadlineExceeded after `timeout`.
+  absl::Status FollowLog(const std::string& job_id, int rank, int64_t offset, bool follow,
+                         absl::Duration timeout,
+                         const std::function<bool(const std::string& data)>& sink);
+
+  const std::string& address() const { return options_.address; }
+
+ private:
+  enum class Kind { kIdempotent, kOnce };
+
+  Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel);
+
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Call(Kind kind, Stub* stub,
+                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                             Response*),
+                                const Request& request, absl::Duration timeout);
+  RetryEnvironment Environment() const;
+  absl::Status Unreachable(const std::string& reason) const;
+  absl::Status Connect(absl::Duration timeout);
+
+  const ClientOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Cluster::Stub> cluster_;
+  const std::unique_ptr<v1::Jobs::Stub> jobs_;
+  const std::unique_ptr<v1::Plans::Stub> plans_;
+};
+
+constexpr absl::Duration kLogPollInterval = absl::Milliseconds(200);
+
+// SUCCEEDED, FAILED, CANCELLED, TIMEOUT, PREEMPTED or NO_PROGRESS.
+bool HasEnded(v1::JobState state);
+
+// "RUNNING" for JOB_STATE_RUNNING; "UNKNOWN(14)" for a state of a newer coordinator.
+std::string JobStateName(v1::JobState state);
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_CLIENT_CPP_CLIENT_H_

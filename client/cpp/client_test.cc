@@ -1,0 +1,246 @@
+#include "client/cpp/client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "client/cpp/channel.h"
+#include "client/cpp/fake_coordinator.h"
+#include "common/protocol_version.h"
+
+namespace hyperframes {
+namespace {
+
+using ::testing::HasSubstr;
+
+const grpc::Status kDown(grpc::StatusCode::UNAVAILABLE, "starting up");
+
+class ClientTest : public ::testing::Test {
+ protected:
+  // A client that does not really sleep between attempts.
+  std::unique_ptr<Client> Connect(const std::string& address) {
+    ClientOptions options;
+    options.address = address;
+    options.seed = 1;
+    options.clock = &clock_;
+    options.sleep = [this](absl::Duration wait) {
+      ++sleeps_;
+      clock_.Advance(wait);
+    };
+    absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return std::move(client).value();
+  }
+
+  static v1::Job JobIn(v1::JobState state, int64_t version) {
+    v1::Job job;
+    job.set_id("job-1");
+    job.set_state(state);
+    job.set_version(version);
+    job.set_message("a sentence");
+    return job;
+  }
+
+  static v1::GetJobRequest Get(const std::string& id) {
+    v1::GetJobRequest request;
+    request.set_id(id);
+    return request;
+  }
+
+  FakeClock clock_;
+  int sleeps_ = 0;
+  FakeCoordinator coordinator_;
+};
+
+TEST_F(ClientTest, IdempotentCallsOutliveAServerThatIsStartingUp) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 3));
+  coordinator_.Script("GetJob", kDown);
+  coordinator_.Script("GetJob", kDown);
+  const auto job = Connect(coordinator_.address())->GetJob(Get("job-1"));
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->version(), 3);
+  EXPECT_EQ(coordinator_.calls("GetJob"), 3);
+  EXPECT_EQ(sleeps_, 2);
+}
+
+TEST_F(ClientTest, EveryRepeatedSubmitCarriesTheSameKeyAndTwoSubmitsDoNot) {
+  coordinator_.Script("SubmitJob", kDown);
+  const auto client = Connect(coordinator_.address());
+  v1::SubmitJobRequest request;
+  request.mutable_spec()->set_name("train");
+  ASSERT_TRUE(client->SubmitJob(request).ok());
+  ASSERT_TRUE(client->SubmitJob(request).ok());
+  const auto submitted = coordinator_.submitted();
+  ASSERT_EQ(submitted.size(), 3u);
+  EXPECT_EQ(submitted[0].idempotency_key().size(), 32u);
+  EXPECT_EQ(submitted[0].idempotency_key(), submitted[1].idempotency_key());
+  EXPECT_NE(submitted[1].idempotency_key(), submitted[2].idempotency_key());
+}
+
+TEST_F(ClientTest, AKeyOfTheCallersOwnIsKept) {
+  v1::SubmitJobRequest request;
+  request.set_idempotency_key("mine");
+  ASSERT_TRUE(Connect(coordinator_.address())->SubmitJob(request).ok());
+  EXPECT_EQ(coordinator_.submitted()[0].idempotency_key(), "mine");
+}
+
+TEST_F(ClientTest, TheProtocolVersionIsSent) {
+  const auto client = Connect(coordinator_.address());
+  ASSERT_TRUE(client->SubmitJob({}).ok());
+  EXPECT_EQ(coordinator_.submitted()[0].version().major(), kProtocolMajor);
+  ASSERT_TRUE(client->CreatePlan({}).ok());
+  EXPECT_EQ(coordinator_.last_create_plan().version().major(), kProtocolMajor);
+}
+
+TEST_F(ClientTest, CreatePlanIsSentOnce) {
+  coordinator_.Script("CreatePlan", kDown);
+  EXPECT_TRUE(absl::IsUnavailable(Connect(coordinator_.address())->CreatePlan({}).status()));
+  EXPECT_EQ(coordinator_.calls("CreatePlan"), 1);
+}
+
+TEST_F(ClientTest, TheServersOwnUnavailableKeepsItsSentence) {
+  coordinator_.Script("CreatePlan",
+                      grpc::Status(grpc::StatusCode::UNAVAILABLE, "node b cannot be asked"));
+  const absl::Status status = Connect(coordinator_.address())->CreatePlan({}).status();
+  EXPECT_EQ(status.message(), "node b cannot be asked");
+}
+
+TEST_F(ClientTest, AnAbsentCoordinatorIsNamedWithItsRemedy) {
+  std::string address;
+  {
+    FakeCoordinator gone;
+    address = gone.address();
+  }
+  const auto client = Connect(address);
+  const absl::Status status = client->GetJob(Get("job-1")).status();
+  EXPECT_TRUE(absl::IsUnavailable(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(address));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("hfcoordinator --listen-address"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("unset HYPERFRAMES_COORDINATOR"));
+  EXPECT_GT(sleeps_, 1) << "an idempotent call tries again until its deadline";
+}
+
+TEST_F(ClientTest, ACallThatMustBeMadeOnceSaysSoonThatNobodyIsThere) {
+  std::string address;
+  {
+    FakeCoordinator gone;
+    address = gone.address();
+  }
+  const absl::Status status =
+      Connect(address)->CreatePlan({}, /*timeout=*/absl::Milliseconds(300)).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(address));
+}
+
+TEST_F(ClientTest, AnswersOfTheServerKeepCodeAndSentence) {
+  const absl::Status status = Connect(coordinator_.address())->GetJob(Get("nope")).status();
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_EQ(status.message(), "no job \"nope\"");
+}
+
+TEST_F(ClientTest, ASilentServerEndsInDeadlineExceeded) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 3));
+  v1::WatchJobRequest request;
+  request.set_id("job-1");
+  request.set_after_version(3);
+  request.set_wait_s(30);
+  const absl::Status status = Connect(coordinator_.address())
+                                  ->WatchJob(request, /*timeout=*/absl::Milliseconds(50))
+                                  .status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(coordinator_.address()));
+}
+
+TEST_F(ClientTest, WaitReturnsTheJobThatHasEnded) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_QUEUED, 1));
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 2));
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_FAILED, 3));
+  const auto job = Connect(coordinator_.address())->WaitJob("job-1", absl::Seconds(60));
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state(), v1::JOB_STATE_FAILED);
+}
+
+TEST_F(ClientTest, WaitOutlivesACoordinatorThatGoesAway) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 1));
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_SUCCEEDED, 2));
+  for (int i = 0; i < 20; ++i) coordinator_.Script("WatchJob", kDown);
+  const auto job = Connect(coordinator_.address())->WaitJob("job-1", absl::Seconds(600));
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state(), v1::JOB_STATE_SUCCEEDED);
+}
+
+TEST_F(ClientTest, WaitThatTimesOutSaysInWhichState) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_QUEUED, 1));
+  const absl::Status status =
+      Connect(coordinator_.address())->WaitJob("job-1", absl::ZeroDuration()).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("QUEUED"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a sentence"));
+}
+
+TEST_F(ClientTest, FollowedLogsArriveWholeAndInOrder) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_SUCCEEDED, 2));
+  const std::string log = "step 1 loss 5.0\nstep 2 loss 4.0\nstep 3 loss 3.5\n";
+  coordinator_.set_log("job-1", 1, log);
+  std::string read;
+  const auto sink = [&read](const std::string& data) {
+    read += data;
+    return true;
+  };
+  const auto client = Connect(coordinator_.address());
+  ASSERT_TRUE(client->FollowLog("job-1", 1, 0, true, absl::Seconds(10), sink).ok());
+  EXPECT_EQ(read, log);
+}
+
+TEST_F(ClientTest, AFollowedLogOfAJobThatNeverEndsStopsAtTheDeadline) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 2));
+  coordinator_.set_log("job-1", 0, "hello");
+  const absl::Status status = Connect(coordinator_.address())
+                                  ->FollowLog("job-1", 0, 0, true, absl::Seconds(3),
+                                              [](const std::string&) { return true; });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+}
+
+TEST(ClientOptions, NonsenseIsRefusedBeforeAnyCall) {
+  ClientOptions options;
+  options.address = "nowhere";
+  EXPECT_TRUE(absl::IsInvalidArgument(Client::Create(options).status()));
+  options.address = "127.0.0.1:0";
+  EXPECT_TRUE(absl::IsInvalidArgument(Client::Create(options).status()));
+  options.address = "127.0.0.1:7461";
+  options.timeout = absl::ZeroDuration();
+  EXPECT_TRUE(absl::IsInvalidArgument(Client::Create(options).status()));
+  options.timeout = absl::Seconds(1);
+  options.ca_file = "/no/such/ca.pem";
+  const absl::Status status = Client::Create(options).status();
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/no/such/ca.pem"));
+}
+
+// C13: pings closer together than a server's default limit, or on an idle channel, end in GOAWAY.
+TEST(Channel, KeepaliveNeverProvokesAServerAtItsDefaults) {
+  const grpc::ChannelArguments arguments = ClientChannelArguments();
+  const grpc_channel_args args = arguments.c_channel_args();
+  int time_ms = -1, without_calls = -1;
+  for (size_t i = 0; i < args.num_args; ++i) {
+    const std::string key = args.args[i].key;
+    if (key == GRPC_ARG_KEEPALIVE_TIME_MS) time_ms = args.args[i].value.integer;
+    if (key == GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS) without_calls = args.args[i].value.integer;
+  }
+  EXPECT_GT(time_ms, kServerShortestPingMs);
+  EXPECT_EQ(without_calls, 0);
+}
+
+TEST(JobState, EveryStateEndsOrDoesNotAndHasAName) {
+  const std::set<std::string> ended = {"SUCCEEDED", "FAILED",    "CANCELLED",
+                                       "TIMEOUT",   "PREEMPTED", "NO_PROGRESS"};
+  for (int value = v1::JobState_MIN; value <= v1::JobState_MAX; ++value) {
+    const auto state = static_cast<v1::JobState>(value);
+    EXPECT_EQ(HasEnded(state), ended.count(JobStateName(state)) == 1) << JobStateName(state);
+  }
+  EXPECT_EQ(JobStateName(static_cast<v1::JobState>(99)), "UNKNOWN(99)");
+}
+
+}  // namespace
+}  // namespace hyperframes

@@ -1,0 +1,71 @@
+// A coordinator for tests of clients: real gRPC on a loopback port, canned answers, and a script of
+// failures. Linked into tests only.
+#ifndef HYPERFRAMES_CLIENT_CPP_FAKE_COORDINATOR_H_
+#define HYPERFRAMES_CLIENT_CPP_FAKE_COORDINATOR_H_
+
+#include <grpcpp/server.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "hyperframes/v1/coordinator.grpc.pb.h"
+
+namespace hyperframes {
+
+// Thread-safe. A test sets what it answers, and reads back what it was asked.
+class FakeCoordinator {
+ public:
+  // Listens on 127.0.0.1, `port` 0: any. Aborts when it cannot.
+  explicit FakeCoordinator(int port = 0);
+  ~FakeCoordinator();
+
+  std::string address() const;
+  int port() const { return port_; }
+
+  // The next call of `method` ("GetJob") answers with the oldest scripted status instead of a
+  // result. An OK status in the script lets one call through.
+  void Script(const std::string& method, const grpc::Status& status);
+  int calls(const std::string& method) const;
+
+  void set_nodes(const v1::ListNodesResponse& nodes);
+  // Jobs by id. A job with several entries moves to the next one with each WatchJob.
+  void AddJob(const v1::Job& job);
+  void set_log(const std::string& job_id, int rank, const std::string& data);
+  void set_plan(const std::string& job_id, const v1::FramePlan& plan);
+  std::vector<v1::SubmitJobRequest> submitted() const;
+  v1::CreatePlanRequest last_create_plan() const;
+
+ private:
+  class ClusterService;
+  class JobsService;
+  class PlansService;
+
+  // Counts the call; true when the script has a failure for it, which is then in `status`.
+  bool Scripted(const std::string& method, grpc::Status* status);
+
+  mutable Mutex mutex_;
+  CondVar never_;  // Nobody notifies it: a timed wait for calls that watch.
+  std::map<std::string, std::deque<grpc::Status>> script_ HF_GUARDED_BY(mutex_);
+  std::map<std::string, int> calls_ HF_GUARDED_BY(mutex_);
+  v1::ListNodesResponse nodes_ HF_GUARDED_BY(mutex_);
+  std::map<std::string, std::deque<v1::Job>> jobs_ HF_GUARDED_BY(mutex_);
+  std::map<std::pair<std::string, int>, std::string> logs_ HF_GUARDED_BY(mutex_);
+  std::map<std::string, v1::FramePlan> plans_ HF_GUARDED_BY(mutex_);
+  std::vector<v1::SubmitJobRequest> submitted_ HF_GUARDED_BY(mutex_);
+  v1::CreatePlanRequest last_create_plan_ HF_GUARDED_BY(mutex_);
+
+  std::unique_ptr<ClusterService> cluster_service_;
+  std::unique_ptr<JobsService> jobs_service_;
+  std::unique_ptr<PlansService> plans_service_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_CLIENT_CPP_FAKE_COORDINATOR_H_
