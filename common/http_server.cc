@@ -2,11 +2,13 @@
 
 #include <civetweb.h>
 
+#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace hyperframes {
 namespace {
@@ -113,12 +115,33 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HostPort& ad
     return absl::InternalError(absl::StrCat("cannot tell the port bound for ", listen));
   }
   server->port_ = bound[0].port;
+  server->host_ = numeric.host;
   return server;
 }
 
 HttpServer::~HttpServer() {
   if (context_ == nullptr) return;
+  // civetweb looks at its stop flag only between two polls of 2 s: connections of our own wake it,
+  // or every daemon would end two seconds late.
+  Mutex mutex;
+  CondVar changed;
+  bool stopped = false;
+  std::thread waker([&] {
+    MutexLock lock(&mutex);
+    while (!changed.WaitFor(&mutex, absl::Milliseconds(10), [&] { return stopped; })) {
+      char error[128];
+      mg_connection* connection =
+          mg_connect_client(host_.c_str(), port_, /*use_ssl=*/0, error, sizeof(error));
+      if (connection != nullptr) mg_close_connection(connection);
+    }
+  });
   mg_stop(context_);
+  {
+    MutexLock lock(&mutex);
+    stopped = true;
+    changed.NotifyAll();
+  }
+  waker.join();
   mg_exit_library();
 }
 

@@ -46,6 +46,7 @@ class HttpServer {
 
   const Handlers handlers_;
   mg_context* context_ = nullptr;
+  std::string host_;
   int port_ = 0;
 };
 
