@@ -75,7 +75,8 @@ def gradient_digest(model: nn.Module) -> str:
         # Wrappers prefix names; the digest must not depend on them.
         digest.update(name.rsplit("module.", 1)[-1].encode())
         if parameter.grad is not None:
-            digest.update(parameter.grad.contiguous().view(torch.uint8).numpy())
+            values = parameter.grad.contiguous().view(-1).view(torch.uint8)
+            digest.update(values.numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "rank": rank,
         "world": world,
         "parameters": sum(p.numel() for p in gpt.parameters()),
-        "activation_budget": args.activation_budget,
+        "activation_budget_bytes": frames.get("activation_budget"),
         # Over all ranks; the median of the steps after the second.
         "tokens_per_second": args.batch * args.length * world / statistics.median(steady),
         "activation_peak": max(record.activation_peak for record in measurements.steps),
