@@ -1,0 +1,215 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "common/clock.h"
+#include "coordinator/membership/heartbeat_ledger.h"
+#include "coordinator/membership/node_registry.h"
+#include "coordinator/membership/node_state.h"
+
+namespace hyperframes {
+namespace {
+
+v1::RegisterRequest Description(const std::string& node, uint64_t incarnation,
+                                const std::string& address = "127.0.0.1:7463") {
+  v1::RegisterRequest request;
+  request.set_node(node);
+  request.set_incarnation(incarnation);
+  request.set_agent_address(address);
+  request.set_worker_socket("/run/" + node + ".sock");
+  v1::GpuInfo* gpu = request.add_gpus();
+  gpu->set_uuid("SIM-" + node + "-0");
+  gpu->set_total_bytes(1 << 20);
+  return request;
+}
+
+class Membership : public testing::Test {
+ protected:
+  v1::NodeState State(const std::string& node) { return registry_.Find(node)->info.state(); }
+  // Ticks as the coordinator does, for `span`, with or without beats of node "a".
+  void Run(absl::Duration span, bool beating) {
+    for (absl::Duration passed; passed < span; passed += absl::Milliseconds(250)) {
+      clock_.Advance(absl::Milliseconds(250));
+      if (beating) {
+        EXPECT_TRUE(*ledger_.Beat("a", 1, ++sequence_));
+      }
+      registry_.Tick();
+    }
+  }
+
+  FakeClock clock_;
+  HeartbeatLedger ledger_{&clock_};
+  NodeRegistry registry_{NodeRegistry::Options(), &clock_, &ledger_};
+  uint64_t sequence_ = 0;
+};
+
+TEST(NodeState, AllowsExactlyTheListedMoves) {
+  const std::vector<v1::NodeState> states = {v1::NODE_STATE_UNSPECIFIED, v1::NODE_STATE_ALIVE,
+                                             v1::NODE_STATE_SUSPECTED, v1::NODE_STATE_OFFLINE};
+  int legal = 0;
+  for (const auto from : states) {
+    for (const auto to : states) legal += LegalNodeMove(from, to) ? 1 : 0;
+  }
+  EXPECT_EQ(legal, 5);
+  EXPECT_FALSE(LegalNodeMove(v1::NODE_STATE_ALIVE, v1::NODE_STATE_OFFLINE));
+  EXPECT_FALSE(LegalNodeMove(v1::NODE_STATE_OFFLINE, v1::NODE_STATE_SUSPECTED));
+}
+
+TEST_F(Membership, StaysAliveWhileItBeats) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  Run(absl::Seconds(60), /*beating=*/true);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_ALIVE);
+}
+
+TEST_F(Membership, SilenceLeadsThroughSuspectedToOfflineAndNotSooner) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  Run(absl::Milliseconds(2750), false);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_ALIVE);
+  Run(absl::Milliseconds(250), false);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_SUSPECTED);
+  Run(absl::Milliseconds(6750), false);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_SUSPECTED);
+  Run(absl::Milliseconds(250), false);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_OFFLINE);
+}
+
+TEST_F(Membership, OneLateBeatBringsASuspectBack) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  Run(absl::Seconds(5), false);
+  ASSERT_EQ(State("a"), v1::NODE_STATE_SUSPECTED);
+  Run(absl::Milliseconds(250), true);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_ALIVE);
+}
+
+TEST_F(Membership, AnOfflineNodeMustRegisterAgain) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  Run(absl::Seconds(11), false);
+  ASSERT_EQ(State("a"), v1::NODE_STATE_OFFLINE);
+  EXPECT_FALSE(*ledger_.Beat("a", 1, 9));
+  v1::ReportRequest report;
+  report.set_node("a");
+  report.set_incarnation(1);
+  EXPECT_FALSE(*registry_.Report(report));
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  EXPECT_EQ(State("a"), v1::NODE_STATE_ALIVE);
+  EXPECT_TRUE(*ledger_.Beat("a", 1, 10));
+}
+
+// CASES C2.
+TEST_F(Membership, AStallOfTheCoordinatorLeavesAgentsSuspectedAtMost) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  Run(absl::Seconds(1), true);
+  clock_.Advance(absl::Seconds(20));  // Two TTLs: stopped, and no tick ran.
+  registry_.Tick();
+  registry_.Tick();
+  EXPECT_EQ(registry_.stalls(), 1);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_SUSPECTED);
+  Run(absl::Seconds(1), true);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_ALIVE);
+}
+
+TEST_F(Membership, AfterAStallOnlyWatchedSilenceCountsTowardsOffline) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  clock_.Advance(absl::Seconds(20));
+  registry_.Tick();
+  Run(absl::Milliseconds(6750), false);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_SUSPECTED);
+  Run(absl::Milliseconds(250), false);
+  EXPECT_EQ(State("a"), v1::NODE_STATE_OFFLINE);
+}
+
+// CASES C8.
+TEST_F(Membership, ARestartUnderTheSameNameTakesOverAndEndsTheOldIncarnation) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  ASSERT_TRUE(registry_.Register(Description("a", 2)).ok());
+  EXPECT_EQ(registry_.Find("a")->info.incarnation(), 2u);
+  const auto beat = ledger_.Beat("a", 1, 5);
+  EXPECT_TRUE(absl::IsAborted(beat.status()));
+  EXPECT_TRUE(absl::StrContains(beat.status().message(), "newer incarnation 2"));
+  v1::ReportRequest report;
+  report.set_node("a");
+  report.set_incarnation(1);
+  EXPECT_TRUE(absl::IsAborted(registry_.Report(report).status()));
+  const absl::Status old = registry_.Register(Description("a", 1));
+  EXPECT_TRUE(absl::IsAborted(old)) << old;
+  EXPECT_TRUE(absl::StrContains(old.message(), "2"));
+}
+
+TEST_F(Membership, ARestartOnAnotherPortIsKnownByItsSocket) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1, "127.0.0.1:1000")).ok());
+  EXPECT_TRUE(registry_.Register(Description("a", 2, "127.0.0.1:2000")).ok());
+}
+
+TEST_F(Membership, AnotherLivingAgentOfThatNameIsRefusedUntilTheFirstFallsSilent) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1, "10.0.0.1:7463")).ok());
+  const absl::Status refused = registry_.Register(Description("a", 2, "10.0.0.2:7463"));
+  EXPECT_TRUE(absl::IsAlreadyExists(refused)) << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "10.0.0.1:7463"));
+  EXPECT_TRUE(*ledger_.Beat("a", 1, 1));
+  clock_.Advance(absl::Seconds(3));
+  EXPECT_TRUE(registry_.Register(Description("a", 2, "10.0.0.2:7463")).ok());
+}
+
+TEST_F(Membership, NamesTheFieldThatItCannotRead) {
+  const auto refused = [&](const v1::RegisterRequest& request, const char* field) {
+    const absl::Status status = registry_.Register(request);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), field)) << status;
+  };
+  refused(Description("", 1), "node");
+  refused(Description("a b", 1), "node");
+  refused(Description(std::string(64, 'n'), 1), "node");
+  refused(Description("a", 0), "incarnation");
+  refused(Description("a", 1, ""), "agent_address");
+  auto twice = Description("a", 1);
+  *twice.add_gpus() = twice.gpus(0);
+  refused(twice, "gpus[1].uuid");
+  auto negative = Description("a", 1);
+  negative.mutable_gpus(0)->set_total_bytes(-1);
+  refused(negative, "gpus[0]");
+  auto link = Description("a", 1);
+  link.add_links()->set_bytes_per_second(0);
+  refused(link, "links");
+  EXPECT_TRUE(registry_.List().empty());
+}
+
+TEST_F(Membership, BoundsTheNumberOfNodes) {
+  NodeRegistry::Options options;
+  options.max_nodes = 1;
+  NodeRegistry registry(options, &clock_, &ledger_);
+  ASSERT_TRUE(registry.Register(Description("a", 1)).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(registry.Register(Description("b", 1))));
+}
+
+// CASES C1, without the network: the ledger's lock is its own.
+TEST_F(Membership, BeatsCountWhileTheRegistryIsLocked) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  registry_.Visit([&](const Node&) {
+    for (int i = 0; i < 12; ++i) {
+      clock_.Advance(absl::Seconds(1));
+      EXPECT_TRUE(*ledger_.Beat("a", 1, ++sequence_));
+    }
+  });
+  registry_.Tick();
+  EXPECT_EQ(State("a"), v1::NODE_STATE_ALIVE);
+}
+
+TEST_F(Membership, ReportsReplaceWhatTheNodeHolds) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  v1::ReportRequest report;
+  report.set_node("a");
+  report.set_incarnation(1);
+  v1::LeaseReport* lease = report.add_leases();
+  lease->set_lease_id("l");
+  lease->set_tier(v1::TIER_HOST);
+  lease->set_bytes(100);
+  lease->set_state(v1::LEASE_STATE_COMMITTED);
+  ASSERT_TRUE(*registry_.Report(report));
+  EXPECT_EQ(registry_.Find("a")->info.host_lent_bytes(), 100);
+  EXPECT_EQ(registry_.Find("a")->info.leases_size(), 1);
+}
+
+}  // namespace
+}  // namespace hyperframes
