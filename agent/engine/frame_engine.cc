@@ -1,0 +1,381 @@
+#include "agent/engine/frame_engine.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/engine/checksum.h"
+#include "agent/engine/frame_engine_impl.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+constexpr const char* kNoLease = "no_lease";
+constexpr const char* kLeaseFull = "lease_full";
+constexpr const char* kLeaseFragmented = "lease_fragmented";
+
+absl::Status CheckOptions(const Device* device, const std::vector<EngineArena>& arenas,
+                          const FrameEngineOptions& options) {
+  if (device == nullptr) return absl::InvalidArgumentError("a frame engine needs a device");
+  if (options.clock == nullptr) return absl::InvalidArgumentError("a frame engine needs a clock");
+  if (options.stash_limit < 0 || options.prefetch_limit < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stash_limit is ", options.stash_limit, " and prefetch_limit is ",
+                     options.prefetch_limit, " bytes; both must be 0 or more"));
+  }
+  if (options.chaos.longest_delay < absl::ZeroDuration() ||
+      options.chaos.longest_delay == absl::InfiniteDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chaos longest_delay is ", absl::FormatDuration(options.chaos.longest_delay),
+                     "; it must be finite and 0 or more"));
+  }
+  if (options.verify && device->description().backend != "host") {
+    return absl::UnimplementedError(absl::StrCat(
+        "verify needs memory that the processor can read, and device ", device->description().uuid,
+        " is of backend ", device->description().backend, "; run with verify off"));
+  }
+  for (const EngineArena& arena : arenas) {
+    if (arena.tier == Tier::kKeep || arena.memory == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "arena of lease '", arena.lease_id.substr(0, 64), "' ",
+          arena.memory == nullptr ? "has no memory" : "has tier keep, which takes no copies"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnknownHandle(const char* call, StorageHandle handle) {
+  return absl::NotFoundError(
+      absl::StrCat(call, " of handle ", handle, ": it was dropped already, or never given"));
+}
+
+std::string Describe(const StorageKey& key) {
+  return absl::StrCat("storage ", key.ordinal, " of block ", key.block, ", micro-batch ",
+                      key.micro_batch);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FrameEngine>> FrameEngine::Create(Device* device,
+                                                                 std::vector<EngineArena> arenas,
+                                                                 FrameEngineOptions options) {
+  HF_RETURN_IF_ERROR(CheckOptions(device, arenas, options));
+  auto engine = std::make_unique<FrameEngineImpl>(device, std::move(options));
+  for (EngineArena& arena : arenas) HF_RETURN_IF_ERROR(engine->AddArena(std::move(arena)));
+  return std::unique_ptr<FrameEngine>(std::move(engine));
+}
+
+absl::Status FrameEngineImpl::AddArena(EngineArena arena) {
+  MutexLock lock(&mutex_);
+  const int tier = static_cast<int>(arena.tier);
+  for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+    std::unique_ptr<Lane>& lane = lanes_[static_cast<int>(direction)][tier];
+    if (lane != nullptr) continue;
+    HF_ASSIGN_OR_RETURN(lane, Lane::Create(device_, direction, arena.tier, options_.chaos));
+  }
+  arenas_.push_back(std::make_unique<ArenaSlots>(std::move(arena)));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void* source,
+                                               Bytes bytes, Tier tier, const std::string& gpu,
+                                               Bytes preferred_offset, void* compute_stream) {
+  if (bytes <= 0 || source == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cannot put ", Describe(key), ": ",
+        source == nullptr ? "its source is null" : absl::StrCat("it has ", bytes, " bytes")));
+  }
+  Placement placement;
+  if (tier == Tier::kKeep) {
+    MutexLock lock(&mutex_);
+    ++counters_.puts[static_cast<int>(Tier::kKeep)];
+    return placement;
+  }
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> produced,
+                      device_->RecordCompute(compute_stream));
+  Storage storage;
+  storage.key = key;
+  storage.bytes = bytes;
+  if (options_.verify) storage.checksum = Checksum(source, bytes);
+  {
+    MutexLock lock(&mutex_);
+    Slot slot;
+    placement = Place(tier, gpu, bytes, preferred_offset, &slot);
+    ++counters_.puts[static_cast<int>(placement.placed)];
+    if (placement.placed == Tier::kKeep) return placement;
+    HF_RETURN_IF_ERROR(CopyOut(source, bytes, slot, produced, &storage.copied_out));
+    placement.handle = next_handle_++;
+    const bool skips_event = LaneOf(Direction::kOut, placement.placed)->skips_its_event();
+    stash_.Add(placement.handle, bytes, skips_event ? nullptr : storage.copied_out);
+    storage.tier = placement.placed;
+    storage.arena = slot.arena;
+    storage.offset = slot.offset;
+    handle_of_key_[key] = placement.handle;
+    storages_.emplace(placement.handle, std::move(storage));
+    ++puts_in_step_;
+    counters_.bytes_out[static_cast<int>(placement.placed)] += bytes;
+  }
+  HF_RETURN_IF_ERROR(WaitForStash(options_.stash_limit, /*spare_newest=*/true, compute_stream));
+  return placement;
+}
+
+bool FrameEngineImpl::FindSlot(Tier tier, const std::string& gpu, Bytes bytes, Bytes preferred,
+                               Slot* slot, const char** reason) {
+  *reason = kNoLease;
+  for (size_t i = 0; i < arenas_.size(); ++i) {
+    ArenaSlots& arena = *arenas_[i];
+    if (arena.arena().tier != tier) continue;
+    if (tier == Tier::kPeer && !gpu.empty() && arena.arena().gpu != gpu) continue;
+    // Asked first: a full arena is no error, and its sentence would be written for nobody.
+    if (bytes <= arena.largest_free()) {
+      absl::StatusOr<Bytes> offset = arena.Allocate(bytes, preferred, &slot->before_write);
+      if (offset.ok()) {
+        slot->arena = i;
+        slot->offset = *offset;
+        return true;
+      }
+    }
+    if (bytes <= arena.capacity() - arena.used()) {
+      *reason = kLeaseFragmented;
+    } else if (*reason == kNoLease) {
+      *reason = kLeaseFull;
+    }
+  }
+  return false;
+}
+
+Placement FrameEngineImpl::Place(Tier tier, const std::string& gpu, Bytes bytes, Bytes preferred,
+                                 Slot* slot) {
+  Placement placement;
+  const char* reason = "";
+  if (FindSlot(tier, gpu, bytes, preferred, slot, &reason)) {
+    placement.placed = tier;
+    return placement;
+  }
+  placement.overflow_reason = reason;
+  const char* host_reason = "";
+  if (tier != Tier::kHost &&
+      FindSlot(Tier::kHost, /*gpu=*/"", bytes, /*preferred=*/-1, slot, &host_reason)) {
+    ++counters_.overflow_to_host;
+    placement.placed = Tier::kHost;
+    return placement;
+  }
+  ++counters_.overflow_to_keep;
+  placement.placed = Tier::kKeep;
+  return placement;
+}
+
+absl::Status FrameEngineImpl::CopyOut(const void* source, Bytes bytes, const Slot& slot,
+                                      const std::shared_ptr<const Event>& produced,
+                                      std::shared_ptr<const Event>* copied_out) {
+  ArenaSlots& arena = *arenas_[slot.arena];
+  Lane* const lane = LaneOf(Direction::kOut, arena.arena().tier);
+  absl::Status status = lane->WaitFor(produced);
+  for (const auto& event : slot.before_write) {
+    if (status.ok()) status = lane->WaitFor(event);
+  }
+  if (status.ok()) status = lane->Copy(arena.At(slot.offset), source, bytes, copied_out);
+  if (!status.ok()) arena.Free(slot.offset, bytes, /*last_reload=*/nullptr);
+  return status;
+}
+
+absl::Status FrameEngineImpl::WaitForStash(Bytes limit, bool spare_newest, void* compute_stream) {
+  while (true) {
+    Stash::Entry oldest;
+    {
+      MutexLock lock(&mutex_);
+      if (!stash_.OldestUnwaited(limit, spare_newest, &oldest)) return absl::OkStatus();
+    }
+    if (oldest.copied_out != nullptr) {
+      HF_RETURN_IF_ERROR(WaitExposed(*oldest.copied_out, compute_stream));
+    }
+    MutexLock lock(&mutex_);
+    stash_.MarkWaited(oldest.handle);
+  }
+}
+
+absl::Status FrameEngineImpl::WaitExposed(const Event& event, void* compute_stream) {
+  if (event.Done()) return absl::OkStatus();
+  const absl::Time started = options_.clock->Now();
+  const absl::Status status = device_->ComputeWait(compute_stream, event);
+  MutexLock lock(&mutex_);
+  counters_.exposed_wait += options_.clock->Now() - started;
+  return status;
+}
+
+std::vector<StorageHandle> FrameEngineImpl::TakeReleasable(Bytes limit, void* compute_stream) {
+  if (limit >= 0) {
+    // A device that cannot wait any more lets nothing go: what was waited for before is still true.
+    WaitForStash(limit, /*spare_newest=*/false, compute_stream).IgnoreError();
+  }
+  MutexLock lock(&mutex_);
+  return stash_.TakeWaited();
+}
+
+absl::Status FrameEngineImpl::Fetch(StorageHandle handle, void* destination, bool is_prefetch,
+                                    void* compute_stream) {
+  if (destination == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot fetch handle ", handle, " into a null destination"));
+  }
+  // The destination may be memory that earlier work on the compute stream still uses.
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> destination_free,
+                      device_->RecordCompute(compute_stream));
+  MutexLock lock(&mutex_);
+  const auto found = storages_.find(handle);
+  if (found == storages_.end()) return UnknownHandle("fetch", handle);
+  Storage& storage = found->second;
+  Lane* const lane = LaneOf(Direction::kIn, storage.tier);
+  HF_RETURN_IF_ERROR(lane->WaitFor(destination_free));
+  if (!lane->skips_its_event()) HF_RETURN_IF_ERROR(lane->WaitFor(storage.copied_out));
+  const char* const slot = arenas_[storage.arena]->At(storage.offset);
+  HF_RETURN_IF_ERROR(lane->Copy(destination, slot, storage.bytes, &storage.last_reload));
+
+  if (storage.destination == nullptr) counters_.reload_bytes += storage.bytes;
+  storage.destination = destination;
+  storage.state = StorageState::kReloading;
+  storage.reload_was_prefetch = is_prefetch;
+  if (is_prefetch && !storage.counts_as_ahead) {
+    storage.counts_as_ahead = true;
+    ahead_bytes_ += storage.bytes;
+  }
+  ++counters_.fetches[static_cast<int>(storage.tier)];
+  counters_.bytes_in[static_cast<int>(storage.tier)] += storage.bytes;
+  return absl::OkStatus();
+}
+
+absl::Status FrameEngineImpl::Wait(StorageHandle handle, void* compute_stream) {
+  Storage waited;  // A copy: other threads may drop the storage while this one waits.
+  {
+    MutexLock lock(&mutex_);
+    const auto found = storages_.find(handle);
+    if (found == storages_.end()) return UnknownHandle("wait", handle);
+    Storage& storage = found->second;
+    if (!MayMove(storage.state, StorageState::kReloaded)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "wait for handle ", handle, " (", Describe(storage.key), ") without a fetch before it"));
+    }
+    if (storage.state == StorageState::kReloading) {
+      ++(storage.reload_was_prefetch ? counters_.prefetch_hits : counters_.prefetch_misses);
+    }
+    NoLongerAhead(&storage);
+    if (!storage.consumed) order_.Consumed(storage.key);
+    storage.consumed = true;
+    waited = storage;
+  }
+  HF_RETURN_IF_ERROR(WaitExposed(*waited.last_reload, compute_stream));
+  {
+    MutexLock lock(&mutex_);
+    const auto found = storages_.find(handle);
+    // Not when somebody has fetched it again meanwhile: that reload is still to be waited for.
+    if (found != storages_.end() && found->second.last_reload == waited.last_reload) {
+      found->second.state = StorageState::kReloaded;
+    }
+  }
+  if (options_.verify && Checksum(waited.destination, waited.bytes) != waited.checksum) {
+    return absl::DataLossError(absl::StrCat(Describe(waited.key), " (", waited.bytes,
+                                            " bytes) came back from tier ", TierName(waited.tier),
+                                            " with other bytes than were put; stop this step"));
+  }
+  return absl::OkStatus();
+}
+
+void FrameEngineImpl::NoLongerAhead(Storage* storage) {
+  if (!storage->counts_as_ahead) return;
+  storage->counts_as_ahead = false;
+  ahead_bytes_ -= storage->bytes;
+}
+
+bool FrameEngineImpl::TakesPrefetch(const Storage& storage, Bytes* ahead) const {
+  // At least one, however large: a limit below the largest storage must not end prefetching.
+  if (*ahead > 0 && *ahead + storage.bytes > options_.prefetch_limit) return false;
+  *ahead += storage.bytes;
+  return true;
+}
+
+std::vector<StorageHandle> FrameEngineImpl::NextToPrefetch() {
+  std::vector<StorageHandle> next;
+  MutexLock lock(&mutex_);
+  Bytes ahead = ahead_bytes_;
+  if (order_.has_learned()) {
+    for (const StorageKey& key : order_) {
+      const auto handle = handle_of_key_.find(key);
+      if (handle == handle_of_key_.end()) continue;  // Not in this step, or not yet.
+      const Storage& storage = storages_.at(handle->second);
+      if (storage.state != StorageState::kStored) continue;
+      if (!TakesPrefetch(storage, &ahead)) break;
+      next.push_back(handle->second);
+    }
+    return next;
+  }
+  for (auto it = storages_.rbegin(); it != storages_.rend(); ++it) {
+    if (it->second.state != StorageState::kStored) continue;
+    if (!TakesPrefetch(it->second, &ahead)) break;
+    next.push_back(it->first);
+  }
+  return next;
+}
+
+void FrameEngineImpl::Drop(StorageHandle handle) {
+  std::shared_ptr<const Event> reload_under_way;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = storages_.find(handle);
+    if (found == storages_.end()) return;
+    Storage& storage = found->second;
+    ArenaSlots& arena = *arenas_[storage.arena];
+    if (storage.state == StorageState::kReloading) reload_under_way = storage.last_reload;
+    // The lane is in order, so what is put into the slot later is written behind the poison.
+    Lane* const lane = LaneOf(Direction::kOut, storage.tier);
+    if (options_.chaos.enabled && lane->WaitFor(storage.last_reload).ok()) {
+      lane->Poison(arena.At(storage.offset), storage.bytes).IgnoreError();
+    }
+    arena.Free(storage.offset, storage.bytes, storage.last_reload);
+    NoLongerAhead(&storage);
+    if (storage.destination != nullptr) counters_.reload_bytes -= storage.bytes;
+    const auto of_key = handle_of_key_.find(storage.key);
+    if (of_key != handle_of_key_.end() && of_key->second == handle) handle_of_key_.erase(of_key);
+    storages_.erase(found);
+  }
+  // Nobody waited for this reload (a step that failed halfway): the caller frees the destination
+  // when this returns, so the lane must have finished writing to it.
+  if (reload_under_way != nullptr) reload_under_way->Synchronize();
+}
+
+absl::Status FrameEngineImpl::Quiesce() {
+  MutexLock lock(&mutex_);
+  if (!storages_.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "not a quiescent point: ", storages_.size(), " storages are still live, the first is ",
+        Describe(storages_.begin()->second.key), "; run backward, or drop them"));
+  }
+  order_.FinishStep(puts_in_step_);
+  puts_in_step_ = 0;
+  return absl::OkStatus();
+}
+
+EngineStats FrameEngineImpl::stats() const {
+  MutexLock lock(&mutex_);
+  EngineStats stats = counters_;
+  stats.stash_bytes = stash_.held_bytes();
+  stats.live_storages = static_cast<int64_t>(storages_.size());
+  for (const auto& arena : arenas_) {
+    stats.arena_used[static_cast<int>(arena->arena().tier)] += arena->used();
+    stats.arena_capacity[static_cast<int>(arena->arena().tier)] += arena->capacity();
+  }
+  for (int direction = 0; direction < kDirectionCount; ++direction) {
+    for (int tier = 0; tier < kTierCount; ++tier) {
+      const auto& lane = lanes_[direction][tier];
+      if (lane != nullptr) stats.copy_busy[direction][tier] = lane->copy_busy();
+    }
+  }
+  return stats;
+}
+
+Bytes FrameEngineImpl::SizeOf(StorageHandle handle) const {
+  MutexLock lock(&mutex_);
+  const auto found = storages_.find(handle);
+  return found == storages_.end() ? 0 : found->second.bytes;
+}
+
+}  // namespace hyperframes

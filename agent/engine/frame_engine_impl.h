@@ -1,0 +1,95 @@
+// The one implementation of FrameEngine, for every backend: what differs is behind Device.
+#ifndef HYPERFRAMES_AGENT_ENGINE_FRAME_ENGINE_IMPL_H_
+#define HYPERFRAMES_AGENT_ENGINE_FRAME_ENGINE_IMPL_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/engine/arena_slots.h"
+#include "agent/engine/frame_engine.h"
+#include "agent/engine/lane.h"
+#include "agent/engine/prefetch_order.h"
+#include "agent/engine/stash.h"
+#include "agent/engine/storage.h"
+#include "common/mutex.h"
+
+namespace hyperframes {
+
+// Lock order: mutex_, then whatever a Stream locks inside; no stream calls back. Work is queued on
+// lanes with mutex_ held, so that its order there is the order in which slots were given out. What
+// may block for a copy (ComputeWait, Synchronize) and what takes long (checksums) runs without it.
+class FrameEngineImpl final : public FrameEngine {
+ public:
+  FrameEngineImpl(Device* device, FrameEngineOptions options)
+      : device_(device), options_(std::move(options)) {}
+  ~FrameEngineImpl() override = default;  // lanes_ finish what was queued, before arenas_ go.
+
+  absl::Status AddArena(EngineArena arena) HF_EXCLUDES(mutex_);  // Before the first Put only.
+
+  absl::StatusOr<Placement> Put(const StorageKey& key, const void* source, Bytes bytes, Tier tier,
+                                const std::string& gpu, Bytes preferred_offset,
+                                void* compute_stream) override HF_EXCLUDES(mutex_);
+  std::vector<StorageHandle> TakeReleasable(Bytes limit, void* compute_stream) override
+      HF_EXCLUDES(mutex_);
+  absl::Status Fetch(StorageHandle handle, void* destination, bool is_prefetch,
+                     void* compute_stream) override HF_EXCLUDES(mutex_);
+  absl::Status Wait(StorageHandle handle, void* compute_stream) override HF_EXCLUDES(mutex_);
+  std::vector<StorageHandle> NextToPrefetch() override HF_EXCLUDES(mutex_);
+  void Drop(StorageHandle handle) override HF_EXCLUDES(mutex_);
+  absl::Status Quiesce() override HF_EXCLUDES(mutex_);
+  EngineStats stats() const override HF_EXCLUDES(mutex_);
+  Bytes SizeOf(StorageHandle handle) const override HF_EXCLUDES(mutex_);
+
+ private:
+  struct Slot {
+    size_t arena = 0;
+    Bytes offset = 0;
+    std::vector<std::shared_ptr<const Event>> before_write;
+  };
+
+  // A slot in an arena of `tier` (and `gpu`, unless empty). False leaves a literal in *reason.
+  bool FindSlot(Tier tier, const std::string& gpu, Bytes bytes, Bytes preferred, Slot* slot,
+                const char** reason) HF_REQUIRES(mutex_);
+  // FindSlot in the plan's tier, else in host memory, else kKeep; counts what overflowed.
+  Placement Place(Tier tier, const std::string& gpu, Bytes bytes, Bytes preferred, Slot* slot)
+      HF_REQUIRES(mutex_);
+  // Queues the copy-out into `slot` behind everything that must come before it.
+  absl::Status CopyOut(const void* source, Bytes bytes, const Slot& slot,
+                       const std::shared_ptr<const Event>& produced,
+                       std::shared_ptr<const Event>* copied_out) HF_REQUIRES(mutex_);
+  absl::Status WaitForStash(Bytes limit, bool spare_newest, void* compute_stream)
+      HF_EXCLUDES(mutex_);
+  // ComputeWait, with the time it took counted as exposed. A done event costs nothing.
+  absl::Status WaitExposed(const Event& event, void* compute_stream) HF_EXCLUDES(mutex_);
+  // Whether `storage` should be reloaded next within the limit; counts it in *ahead when it is.
+  bool TakesPrefetch(const Storage& storage, Bytes* ahead) const HF_REQUIRES(mutex_);
+  void NoLongerAhead(Storage* storage) HF_REQUIRES(mutex_);
+  Lane* LaneOf(Direction direction, Tier tier) HF_REQUIRES(mutex_) {
+    return lanes_[static_cast<int>(direction)][static_cast<int>(tier)].get();
+  }
+
+  Device* const device_;
+  const FrameEngineOptions options_;
+
+  mutable Mutex mutex_;
+  std::vector<std::unique_ptr<ArenaSlots>> arenas_ HF_GUARDED_BY(mutex_);
+  // After arenas_: lanes are destroyed, and with it drained, before the memory is unmapped.
+  std::unique_ptr<Lane> lanes_[kDirectionCount][kTierCount] HF_GUARDED_BY(mutex_);
+  StorageHandle next_handle_ HF_GUARDED_BY(mutex_) = 1;
+  std::map<StorageHandle, Storage> storages_ HF_GUARDED_BY(mutex_);  // Ascending: in Put order.
+  absl::flat_hash_map<StorageKey, StorageHandle> handle_of_key_ HF_GUARDED_BY(mutex_);
+  Stash stash_ HF_GUARDED_BY(mutex_);
+  PrefetchOrder order_ HF_GUARDED_BY(mutex_);
+  size_t puts_in_step_ HF_GUARDED_BY(mutex_) = 0;
+  Bytes ahead_bytes_ HF_GUARDED_BY(mutex_) = 0;  // Prefetched and not yet waited for.
+  EngineStats counters_ HF_GUARDED_BY(mutex_);   // Gauges are filled in by stats().
+};
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_AGENT_ENGINE_FRAME_ENGINE_IMPL_H_
