@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Builds everything and runs every test. Installs what the machine lacks first. The last line is
+# `N passed, N failed` (and `, N skipped` when there are any), summed from the reports that Bazel
+# and pytest wrote; the exit status is 0 only when nothing failed.
+#
+#   tests/run.sh                  everything
+#   tests/run.sh bazel e2e        only these groups: bazel python cases tools gates e2e faults tsan asan
+#
+# Safe to run twice: a second run repeats only what changed, apart from the tests that start daemons.
+set -u
+source "$(dirname "${BASH_SOURCE[0]}")/../deploy/provision.sh"
+cd "$HF_ROOT" || exit 1
+
+groups=("$@")
+[ "${#groups[@]}" -gt 0 ] || groups=(bazel python tools cases gates e2e faults tsan asan)
+
+# Rooms without gRPC, whose uninstrumented locks would blind ThreadSanitizer.
+core=(//common/... //coordinator/planner/... //agent/device/... //agent/arena/... //agent/engine/...)
+
+hf_provision test || {
+  echo "0 passed, 1 failed"
+  exit 1
+}
+
+reports=$HF_CACHE/reports/$(printf '%s' "$HF_ROOT" | sha256sum | cut -c1-12)
+rm -rf "$reports"
+mkdir -p "$reports"
+summary=()
+
+# bazel_group NAME SECONDS [flag...] pattern...
+bazel_group() {
+  local name=$1 limit=$2 rc=0
+  shift 2
+  hf_step "Bazel: $name" timeout -k 30 "$limit" bazel test "${HF_BAZEL[@]}" --keep_going \
+    --build_event_json_file="$reports/$name.json" "$@" || rc=$?
+  summary+=(--bazel "$name=$reports/$name.json:$rc")
+}
+
+# pytest_group NAME SECONDS path...
+pytest_group() {
+  local name=$1 limit=$2 rc=0
+  shift 2
+  hf_step "pytest: $name" timeout -k 30 "$limit" "$HF_PYTHON" -m pytest -q \
+    --junitxml="$reports/$name.xml" -o junit_family=xunit2 "$@" || rc=$?
+  summary+=(--pytest "$name=$reports/$name.xml:$rc")
+}
+
+started=$SECONDS
+for group in "${groups[@]}"; do
+  case "$group" in
+    bazel) bazel_group bazel 3000 //... ;;
+    python) pytest_group python 1200 client/python/tests ;;
+    tools) pytest_group tools 300 tests/test_*.py ;;
+    cases) pytest_group cases 1200 tests/cases ;;
+    gates) pytest_group gates 1500 tests/gates ;;
+    e2e) pytest_group e2e 1200 tests/e2e ;;
+    faults) pytest_group faults 1200 tests/faults ;;
+    # A suffix of their own keeps the outputs of each configuration apart, and no symlinks: the tests
+    # above use bazel-bin.
+    tsan) bazel_group tsan 1800 --config=tsan --platform_suffix=tsan --symlink_prefix=/ "${core[@]}" ;;
+    asan) bazel_group asan 2400 --config=asan --platform_suffix=asan --symlink_prefix=/ //... ;;
+    *)
+      echo "unknown group '$group'; one of: bazel python tools cases gates e2e faults tsan asan" >&2
+      exit 2
+      ;;
+  esac
+done
+
+echo "reports in $reports, logs in $HF_LOGS, $((SECONDS - started)) s"
+"$HF_PYTHON" tests/summarize.py "${summary[@]}"
