@@ -89,8 +89,9 @@ void JsonOptions::Size(const std::string& name, Bytes* target) {
   });
 }
 
-void JsonOptions::Object(const std::string& name, JsonOptions* target) {
-  fields_.emplace_back(name, [=](const json& value) { return target->Read(value); });
+void JsonOptions::Any(const std::string& name,
+                      std::function<absl::Status(const nlohmann::json& value)> read) {
+  fields_.emplace_back(name, std::move(read));
 }
 
 void JsonOptions::Array(

@@ -32,7 +32,8 @@ class JsonOptions {
   void Integer(const std::string& name, int64_t* target);
   // A count of bytes as a number, as its decimal string, or as people write it ("64MiB"). >= 0.
   void Size(const std::string& name, Bytes* target);
-  void Object(const std::string& name, JsonOptions* target);
+  // Whatever it is, but null.
+  void Any(const std::string& name, std::function<absl::Status(const nlohmann::json& value)> read);
   // Calls `element` for each, with a name like "leases[2]".
   void Array(
       const std::string& name,

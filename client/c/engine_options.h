@@ -1,0 +1,35 @@
+// The options_json of hf_engine_open.
+#ifndef HYPERFRAMES_CLIENT_C_ENGINE_OPTIONS_H_
+#define HYPERFRAMES_CLIENT_C_ENGINE_OPTIONS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "agent/engine/frame_engine.h"
+
+namespace hyperframes {
+
+struct LeaseOptions {
+  std::string device;
+  Tier tier = Tier::kHost;
+  Bytes bytes = 0;
+  // All three for a lease of an agent, none for memory of this process.
+  std::string lease_id;
+  std::string token;
+  std::string worker_socket;
+};
+
+struct EngineOptions {
+  std::string gpu;
+  FrameEngineOptions engine;
+  std::vector<LeaseOptions> leases;
+};
+
+// InvalidArgument names the field: unknown, of the wrong kind, a lease without bytes or device, an
+// unknown tier or direction, or a token without its lease_id and worker_socket.
+absl::StatusOr<EngineOptions> ParseEngineOptions(const std::string& json);
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_CLIENT_C_ENGINE_OPTIONS_H_
