@@ -1,0 +1,22 @@
+// Room: coordinator/jobs. The life of a job: a durable state machine over the store, gang
+// admission, and a reconciler that drives agents through a narrow interface. It knows no gRPC.
+#ifndef HYPERFRAMES_COORDINATOR_JOBS_JOB_STATE_H_
+#define HYPERFRAMES_COORDINATOR_JOBS_JOB_STATE_H_
+
+#include "hyperframes/v1/coordinator.pb.h"
+
+namespace hyperframes {
+
+// The only moves there are; everything else is refused. CHECKPOINTING, RESTARTING, TIMEOUT,
+// PREEMPTED and NO_PROGRESS have no moves yet: nothing enters them.
+bool LegalJobMove(v1::JobState from, v1::JobState to);
+
+// True for states that a job never leaves.
+bool IsFinalJobState(v1::JobState state);
+
+// "QUEUED", "RUNNING", ...
+const char* JobStateName(v1::JobState state);
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_COORDINATOR_JOBS_JOB_STATE_H_
