@@ -1,0 +1,345 @@
+#include "agent/supervisor/supervisor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glog/logging.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "agent/supervisor/record_file.h"
+#include "agent/supervisor/shim.h"
+#include "common/status_macros.h"
+#include "common/unique_fd.h"
+
+namespace hyperframes {
+namespace {
+
+constexpr int64_t kMostLogBytes = kMiB;
+constexpr absl::Duration kLongestGrace = absl::Hours(1);
+
+// The id becomes the name of a directory.
+bool IsWorkerId(const std::string& id) {
+  if (id.empty() || id.size() > 127 || id[0] == '.') return false;
+  return std::all_of(id.begin(), id.end(), [](unsigned char c) {
+    return isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+}
+
+// A shim holds its lock for as long as it lives; a file can lie, this cannot.
+bool ShimLives(const std::string& directory) {
+  UniqueFd file(open((directory + "/" + kLockFile).c_str(), O_RDWR | O_CLOEXEC));
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  // Asks without taking: a shim that starts in this moment must not find its lock taken by us.
+  return file.valid() && fcntl(file.get(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+void RemoveWorkerDirectory(const std::string& directory) {
+  for (const char* name : {kSpecFile, kStatusFile, kLogFile, kLockFile, kToldFile, "shim.log"}) {
+    unlink((directory + "/" + name).c_str());
+  }
+  // Fails when the worker left files of its own there: they are the user's, so they stay.
+  rmdir(directory.c_str());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(
+    SupervisorOptions options, std::function<void(const WorkerInfo&)> ended) {
+  if (access(options.shim_path.c_str(), X_OK) != 0) {
+    return absl::NotFoundError("no shim at '" + options.shim_path + "' (" + strerror(errno) +
+                               "): hfshim is installed beside hfagent");
+  }
+  HF_RETURN_IF_ERROR(MakeDirectories(options.run_directory + "/workers"));
+  std::unique_ptr<Supervisor> supervisor(new Supervisor(std::move(options), std::move(ended)));
+  supervisor->Adopt();
+  supervisor->thread_ = std::thread([raw = supervisor.get()] { raw->Run(); });
+  return supervisor;
+}
+
+Supervisor::Supervisor(SupervisorOptions options, std::function<void(const WorkerInfo&)> ended)
+    : options_(std::move(options)), ended_(std::move(ended)) {}
+
+Supervisor::~Supervisor() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+std::string Supervisor::DirectoryOf(const std::string& worker_id) const {
+  return options_.run_directory + "/workers/" + worker_id;
+}
+
+WorkerInfo Supervisor::InfoOf(const Worker& worker) const {
+  WorkerInfo info = worker.info;
+  info.age = options_.clock->Now() - worker.since;
+  return info;
+}
+
+void Supervisor::Adopt() {
+  MutexLock lock(&mutex_);
+  for (const std::string& name : ListDirectory(options_.run_directory + "/workers")) {
+    const std::string directory = DirectoryOf(name);
+    absl::StatusOr<WorkerSpec> spec = ReadSpec(directory);
+    if (!spec.ok() || spec->worker_id != name) {
+      LOG(WARNING) << "worker directory " << directory << " is not adopted: "
+                   << (spec.ok() ? "it describes another worker"
+                                 : std::string(spec.status().message()));
+      continue;
+    }
+    Worker worker;
+    worker.info.spec = std::move(*spec);
+    worker.info.adopted = true;
+    worker.since = options_.clock->Now();
+    worker.told = access((directory + "/" + kToldFile).c_str(), F_OK) == 0;
+    // An end that was told is history; any other is found by the first poll, and reported.
+    if (worker.told) {
+      absl::StatusOr<WorkerStatus> status = ReadStatus(directory);
+      if (status.ok()) worker.info.status = std::move(*status);
+    }
+    workers_.emplace(name, std::move(worker));
+  }
+}
+
+absl::StatusOr<WorkerInfo> Supervisor::Start(const WorkerSpec& spec) {
+  if (!IsWorkerId(spec.worker_id)) {
+    return absl::InvalidArgumentError("worker_id '" + spec.worker_id.substr(0, 64) +
+                                      "' is not 1 to 127 letters, digits, '.', '_' or '-'");
+  }
+  if (spec.command.empty() || spec.command[0].empty()) {
+    return absl::InvalidArgumentError("command: worker " + spec.worker_id + " has none");
+  }
+  MutexLock lock(&mutex_);
+  const auto existing = workers_.find(spec.worker_id);
+  if (existing != workers_.end()) return InfoOf(existing->second);
+  const auto running = std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) {
+    return entry.second.info.status.state != WorkerState::kExited;
+  });
+  if (static_cast<size_t>(running) >= options_.most_workers) {
+    return absl::ResourceExhaustedError("this node runs " + std::to_string(running) +
+                                        " workers already");
+  }
+  Prune();
+  const std::string directory = DirectoryOf(spec.worker_id);
+  HF_RETURN_IF_ERROR(MakeDirectories(directory));
+  HF_RETURN_IF_ERROR(WriteSpec(directory, spec));
+  absl::StatusOr<pid_t> shim = SpawnShim(directory);
+  if (!shim.ok()) {
+    RemoveWorkerDirectory(directory);
+    return shim.status();
+  }
+  Worker& worker = workers_[spec.worker_id];
+  worker.info.spec = spec;
+  worker.spawned_shim = *shim;
+  worker.since = options_.clock->Now();
+  return InfoOf(worker);
+}
+
+// A session of its own, nothing of ours open, no signal blocked or ignored: whatever happens to
+// this agent does not reach it.
+absl::StatusOr<pid_t> Supervisor::SpawnShim(const std::string& directory) const {
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_init(&actions);
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  const std::string log = directory + "/shim.log";
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+  std::string program = options_.shim_path;
+  std::string argument = directory;
+  char* arguments[] = {&program[0], &argument[0], nullptr};
+  pid_t pid = 0;
+  const int error = posix_spawn(&pid, program.c_str(), &actions, &attributes, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error == 0) return pid;
+  return absl::UnavailableError("cannot start " + program + ": " + strerror(error));
+}
+
+absl::StatusOr<WorkerInfo> Supervisor::Stop(const std::string& worker_id, absl::Duration grace) {
+  MutexLock lock(&mutex_);
+  const auto found = workers_.find(worker_id);
+  if (found == workers_.end()) {
+    return absl::NotFoundError("no worker '" + worker_id.substr(0, 64) + "' on this node");
+  }
+  Worker& worker = found->second;
+  if (worker.info.status.state == WorkerState::kExited) return InfoOf(worker);
+  // A shim that has just been spawned has not said who it is yet; it is our child, so that its
+  // pid cannot have passed to anybody else.
+  ProcessIdentity shim = worker.info.status.shim;
+  if (shim.pid == 0 && worker.spawned_shim != 0) shim = IdentifyProcess(worker.spawned_shim);
+  const absl::Duration bounded = std::clamp(grace, absl::ZeroDuration(), kLongestGrace);
+  SignalProcess(shim, SIGTERM, static_cast<int>(absl::ToInt64Milliseconds(bounded)));
+  if (IsLegalMove(worker.info.status.state, WorkerState::kStopping)) {
+    worker.info.status.state = WorkerState::kStopping;
+  }
+  return InfoOf(worker);
+}
+
+std::vector<WorkerInfo> Supervisor::Workers() const {
+  MutexLock lock(&mutex_);
+  std::vector<WorkerInfo> workers;
+  for (const auto& [worker_id, worker] : workers_) {
+    if (!worker.told) workers.push_back(InfoOf(worker));
+  }
+  return workers;
+}
+
+void Supervisor::Acknowledge(const std::vector<std::string>& worker_ids) {
+  MutexLock lock(&mutex_);
+  for (const std::string& worker_id : worker_ids) {
+    const auto found = workers_.find(worker_id);
+    if (found == workers_.end() || found->second.told) continue;
+    if (found->second.info.status.state != WorkerState::kExited) continue;
+    found->second.told = true;
+    // Should this fail, a restarted agent tells it once more.
+    WriteRecordFile(DirectoryOf(worker_id) + "/" + kToldFile, "", /*durable=*/false).IgnoreError();
+  }
+}
+
+int Supervisor::Running(const std::string& job_id) const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
+    return entry.second.info.spec.job_id == job_id &&
+           entry.second.info.status.state != WorkerState::kExited;
+  }));
+}
+
+absl::StatusOr<LogPiece> Supervisor::ReadLog(const std::string& worker_id, int64_t offset,
+                                             int64_t max_bytes) const {
+  if (offset < 0) return absl::OutOfRangeError("offset: " + std::to_string(offset) + " is below 0");
+  bool ended = false;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = workers_.find(worker_id);
+    if (found == workers_.end()) {
+      return absl::NotFoundError("no log of worker '" + worker_id.substr(0, 64) + "' on this node");
+    }
+    ended = found->second.info.status.state == WorkerState::kExited;
+  }
+  LogPiece piece;
+  piece.next_offset = offset;
+  const int64_t wanted = max_bytes <= 0 ? 64 * kKiB : std::min(max_bytes, kMostLogBytes);
+  UniqueFd file(open((DirectoryOf(worker_id) + "/" + kLogFile).c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.valid()) {
+    piece.data.resize(wanted);
+    const ssize_t count = pread(file.get(), &piece.data[0], wanted, offset);
+    piece.data.resize(std::max<ssize_t>(count, 0));
+    piece.next_offset += static_cast<int64_t>(piece.data.size());
+    struct stat status;
+    piece.complete =
+        ended && fstat(file.get(), &status) == 0 && piece.next_offset >= status.st_size;
+  } else {
+    piece.complete = ended;
+  }
+  return piece;
+}
+
+void Supervisor::Run() {
+  while (true) {
+    for (const WorkerInfo& info : Poll()) {
+      // First the consequences, then the news: whoever sees the end may start a successor, which
+      // must not lose what this one held.
+      ended_(info);
+      MutexLock lock(&mutex_);
+      workers_.at(info.spec.worker_id).info.status = info.status;
+    }
+    MutexLock lock(&mutex_);
+    if (changed_.WaitFor(&mutex_, options_.poll_interval, [this] { return stopping_; })) return;
+  }
+}
+
+std::vector<WorkerInfo> Supervisor::Poll() {
+  MutexLock lock(&mutex_);
+  std::vector<WorkerInfo> ended;
+  for (auto& [worker_id, worker] : workers_) {
+    if (worker.info.status.state == WorkerState::kExited) continue;
+    const WorkerStatus status = PollOne(worker_id, &worker);
+    if (status.state != WorkerState::kExited) {
+      worker.info.status = status;
+      continue;
+    }
+    ended.push_back(InfoOf(worker));
+    ended.back().status = status;
+  }
+  return ended;
+}
+
+WorkerStatus Supervisor::PollOne(const std::string& worker_id, Worker* worker) {
+  const std::string directory = DirectoryOf(worker_id);
+  // Life first, record second: the last thing that a shim does is to write the record.
+  const bool shim_lives = ShimLives(directory);
+  if (worker->spawned_shim != 0 &&
+      waitpid(worker->spawned_shim, nullptr, WNOHANG) == worker->spawned_shim) {
+    worker->spawned_shim = 0;
+  }
+  const WorkerStatus& known = worker->info.status;
+  absl::StatusOr<WorkerStatus> status = ReadStatus(directory);
+  if (status.ok() && status->state == WorkerState::kExited) return *status;
+  if (status.ok() && (shim_lives || known.shim.pid == 0)) {
+    // Asked to stop, and the shim has not come to it yet.
+    if (known.state > status->state) status->state = known.state;
+    return *status;
+  }
+  const bool starting = !status.ok() &&
+                        options_.clock->Now() - worker->since < options_.start_timeout &&
+                        (worker->spawned_shim != 0 || worker->info.adopted);
+  if (shim_lives || starting) return known;
+  return EndWithoutShim(worker_id, *worker);
+}
+
+// A shim that was killed takes the worker itself along; what it had started has no guardian left.
+WorkerStatus Supervisor::EndWithoutShim(const std::string& worker_id, const Worker& worker) {
+  WorkerStatus status = worker.info.status;
+  for (const ProcessIdentity& process : Descendants(status.worker.pid)) {
+    if (ProcessRuns(status.worker)) SignalProcess(process, SIGKILL);
+  }
+  SignalProcess(status.worker, SIGKILL);
+  status.state = WorkerState::kExited;
+  status.term_signal = SIGKILL;
+  status.message = status.shim.pid == 0
+                       ? "the shim did not start: see shim.log in " + DirectoryOf(worker_id)
+                       : "its shim was ended from outside, or the node restarted";
+  WriteStatus(DirectoryOf(worker_id), status).IgnoreError();
+  return status;
+}
+
+// Oldest first, by the time of their last status.
+void Supervisor::Prune() {
+  std::vector<std::pair<int64_t, std::string>> ended;
+  for (const auto& [worker_id, worker] : workers_) {
+    if (worker.info.status.state != WorkerState::kExited || !worker.told) continue;
+    struct stat file = {};
+    stat((DirectoryOf(worker_id) + "/" + kStatusFile).c_str(), &file);
+    ended.emplace_back(file.st_mtime, worker_id);
+  }
+  if (ended.size() <= options_.most_ended_kept) return;
+  std::sort(ended.begin(), ended.end());
+  ended.resize(ended.size() - options_.most_ended_kept);
+  for (const auto& [time, worker_id] : ended) {
+    RemoveWorkerDirectory(DirectoryOf(worker_id));
+    workers_.erase(worker_id);
+  }
+}
+
+}  // namespace hyperframes
