@@ -1,0 +1,167 @@
+#include "coordinator/planner/rank_model.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <vector>
+
+namespace hyperframes {
+namespace {
+
+// More lenders than this make no plan better, only slower to find.
+constexpr size_t kMostPeers = 8;
+constexpr size_t kMostHosts = 2;
+
+const LinkProfile* FindLink(const PlanProblem& problem, const std::string& from,
+                            const std::string& to) {
+  // Links are sorted by their ends.
+  const auto found =
+      std::lower_bound(problem.links.begin(), problem.links.end(), std::tie(from, to),
+                       [](const LinkProfile& link, const auto& ends) {
+                         return std::tie(link.from, link.to) < ends;
+                       });
+  if (found == problem.links.end() || found->from != from || found->to != to) return nullptr;
+  return &*found;
+}
+
+// How many ranks may use a shared link at once. All ranks run the same step at the same time, so
+// each is given its even share.
+std::map<std::string, int> RanksPerGroup(const PlanProblem& problem) {
+  std::map<std::string, std::set<std::string>> users;
+  for (const RankProblem& rank : problem.ranks) {
+    for (const LinkProfile& link : problem.links) {
+      if (link.shared_group.empty()) continue;
+      if (link.from == rank.gpu || link.to == rank.gpu) users[link.shared_group].insert(rank.gpu);
+    }
+  }
+  std::map<std::string, int> counts;
+  for (const auto& [group, gpus] : users) counts[group] = static_cast<int>(gpus.size());
+  return counts;
+}
+
+double Share(const LinkProfile& link, const std::map<std::string, int>& groups) {
+  const auto found = groups.find(link.shared_group);
+  return link.bytes_per_second / (found == groups.end() ? 1 : std::max(1, found->second));
+}
+
+Bytes RoomOn(const DeviceProfile& device, const Taken& taken) {
+  const auto leased = taken.leased.find(device.uuid);
+  const auto peak = taken.own_peaks.find(device.uuid);
+  Bytes room = device.lendable_bytes;
+  // A GPU that computes lends only what its own plan leaves.
+  if (peak != taken.own_peaks.end()) room = std::min(room, device.usable_bytes - peak->second);
+  if (leased != taken.leased.end()) room -= leased->second;
+  return std::max<Bytes>(0, room) / kSlotAlignment * kSlotAlignment;
+}
+
+void KeepFastest(std::vector<Path>* paths, size_t most) {
+  std::stable_sort(paths->begin(), paths->end(), [](const Path& a, const Path& b) {
+    const double a_speed = std::min(a.out_bytes_per_s, a.in_bytes_per_s);
+    const double b_speed = std::min(b.out_bytes_per_s, b.in_bytes_per_s);
+    return std::tie(b_speed, b.room, a.device) < std::tie(a_speed, a.room, b.device);
+  });
+  if (paths->size() > most) paths->resize(most);
+  std::sort(paths->begin(), paths->end(),
+            [](const Path& a, const Path& b) { return a.device < b.device; });
+}
+
+void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& taken,
+              RankModel* model) {
+  const std::map<std::string, int> ranks_per_group = RanksPerGroup(problem);
+  std::vector<Path> by_tier[kTierCount];
+  std::set<std::string> groups[kTierCount];
+  for (const DeviceProfile& device : problem.devices) {
+    const Tier tier = device.is_host ? Tier::kHost : Tier::kPeer;
+    const auto& forbidden = problem.forbidden_tiers;
+    if (device.uuid == gpu ||
+        std::find(forbidden.begin(), forbidden.end(), tier) != forbidden.end())
+      continue;
+    const LinkProfile* out = FindLink(problem, gpu, device.uuid);
+    const LinkProfile* in = FindLink(problem, device.uuid, gpu);
+    if (out == nullptr) out = in;
+    if (in == nullptr) in = out;
+    // A link that was not measured has no speed: nothing is placed by guess.
+    if (out == nullptr || out->bytes_per_second <= 0 || in->bytes_per_second <= 0) continue;
+    Path path;
+    path.device = device.uuid;
+    path.tier = tier;
+    path.out_bytes_per_s = Share(*out, ranks_per_group);
+    path.in_bytes_per_s = Share(*in, ranks_per_group);
+    path.out_latency_s = absl::ToDoubleSeconds(out->latency);
+    path.in_latency_s = absl::ToDoubleSeconds(in->latency);
+    path.slowdown = std::max(out->compute_slowdown, in->compute_slowdown);
+    path.room = RoomOn(device, taken);
+    path.usable = device.usable_bytes;
+    path.taken = std::max<Bytes>(0, device.usable_bytes - path.room);
+    path.kind = out->kind;
+    if (path.room < kSlotAlignment) continue;
+    if (!out->shared_group.empty()) groups[static_cast<int>(tier)].insert(out->shared_group);
+    by_tier[static_cast<int>(tier)].push_back(path);
+  }
+  // Tiers that share a link share its lane: together they are no faster.
+  bool shared = false;
+  for (const std::string& group : groups[static_cast<int>(Tier::kHost)]) {
+    shared = shared || groups[static_cast<int>(Tier::kPeer)].count(group) > 0;
+  }
+  KeepFastest(&by_tier[static_cast<int>(Tier::kPeer)], kMostPeers);
+  KeepFastest(&by_tier[static_cast<int>(Tier::kHost)], kMostHosts);
+  for (const Tier tier : {Tier::kPeer, Tier::kHost}) {
+    for (Path& path : by_tier[static_cast<int>(tier)]) {
+      path.lane = tier == Tier::kHost && !shared ? 1 : 0;
+      double& slowdown = model->lane_slowdown[path.lane];
+      slowdown = std::max(slowdown, path.slowdown);
+      model->paths.push_back(path);
+    }
+  }
+}
+
+ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute) {
+  ModelBlock block;
+  block.forward_s = absl::ToDoubleSeconds(profile.forward);
+  block.backward_s = absl::ToDoubleSeconds(profile.backward);
+  block.transient = profile.transient_bytes;
+  block.can_recompute = profile.recomputable && !forbid_recompute;
+  for (const StorageProfile& storage : profile.storages) {
+    block.storages.push_back({storage.bytes, storage.is_input, storage.movable && storage.stable});
+    block.bytes += storage.bytes;
+    if (storage.is_input) block.input_bytes += storage.bytes;
+  }
+  return block;
+}
+
+}  // namespace
+
+const DeviceProfile& DeviceOf(const PlanProblem& problem, const std::string& uuid) {
+  return *std::find_if(problem.devices.begin(), problem.devices.end(),
+                       [&uuid](const DeviceProfile& device) { return device.uuid == uuid; });
+}
+
+Bytes RoundingBytes(const RankProblem& rank) {
+  Bytes rounding = 0;
+  for (const BlockProfile& block : rank.blocks) {
+    for (const StorageProfile& storage : block.storages) {
+      rounding += SlotBytes(storage.bytes) - storage.bytes;
+    }
+  }
+  return rounding;
+}
+
+RankModel BuildRankModel(const PlanProblem& problem, size_t rank, const Taken& taken) {
+  const RankProblem& of = problem.ranks[rank];
+  RankModel model;
+  model.level_first = problem.level_first;
+  for (const BlockProfile& block : of.blocks) {
+    model.blocks.push_back(ToModel(block, problem.forbid_recompute));
+  }
+  AddPaths(problem, of.gpu, taken, &model);
+  const DeviceProfile& gpu = DeviceOf(problem, of.gpu);
+  const auto leased = taken.leased.find(of.gpu);
+  const Bytes lent = leased == taken.leased.end() ? 0 : leased->second;
+  const Bytes fixed = of.resident_bytes + RoundingBytes(of);
+  model.total_limit = gpu.usable_bytes - lent - of.overhead_bytes - fixed;
+  if (of.budget >= 0) model.total_limit = std::min(model.total_limit, of.budget - fixed);
+  if (of.activation_budget >= 0) model.activation_limit = of.activation_budget;
+  return model;
+}
+
+}  // namespace hyperframes

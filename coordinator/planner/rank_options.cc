@@ -1,0 +1,147 @@
+#include "coordinator/planner/rank_options.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+namespace hyperframes {
+namespace {
+
+Bytes DisturbedBy(const ModelBlock& block, const BlockChoice& choice, const BlockLoad& load) {
+  return load.moved + (choice.recompute ? block.bytes - block.input_bytes : 0);
+}
+
+// Indexes of what may move, largest first.
+std::vector<size_t> Movable(const ModelBlock& block, bool recompute, Bytes cap) {
+  std::vector<size_t> movable;
+  for (size_t s = 0; s < block.storages.size(); ++s) {
+    const ModelStorage& storage = block.storages[s];
+    if (!storage.can_move || storage.bytes <= 0 || storage.bytes > cap) continue;
+    if (recompute && !storage.is_input) continue;
+    movable.push_back(s);
+  }
+  std::stable_sort(movable.begin(), movable.end(), [&block](size_t a, size_t b) {
+    return block.storages[a].bytes > block.storages[b].bytes;
+  });
+  return movable;
+}
+
+BlockChoice Blank(const ModelBlock& block, bool recompute) {
+  return {recompute, std::vector<int8_t>(block.storages.size(), kKept)};
+}
+
+// Every non-empty subset of a few storages.
+void AddSubsets(const RankModel& model, const ModelBlock& block, bool recompute,
+                const std::vector<size_t>& movable, std::vector<Option>* options) {
+  const unsigned subsets = 1U << movable.size();
+  for (unsigned subset = 1; subset < subsets; ++subset) {
+    for (size_t p = 0; p < model.paths.size(); ++p) {
+      BlockChoice choice = Blank(block, recompute);
+      for (size_t m = 0; m < movable.size(); ++m) {
+        if ((subset >> m & 1U) != 0) choice.where[movable[m]] = static_cast<int8_t>(p);
+      }
+      options->push_back(MakeOption(model, block, std::move(choice)));
+    }
+  }
+}
+
+void AddPrefixes(const RankModel& model, const ModelBlock& block, bool recompute,
+                 const std::vector<size_t>& movable, std::vector<Option>* options) {
+  for (size_t count = 1; count <= movable.size();) {
+    for (size_t p = 0; p < model.paths.size(); ++p) {
+      BlockChoice choice = Blank(block, recompute);
+      for (size_t m = 0; m < count; ++m) choice.where[movable[m]] = static_cast<int8_t>(p);
+      options->push_back(MakeOption(model, block, std::move(choice)));
+    }
+    if (count == movable.size()) break;
+    count = std::min(movable.size(), count + std::max<size_t>(1, count / 2));
+  }
+}
+
+}  // namespace
+
+Option MakeOption(const RankModel& model, const ModelBlock& block, BlockChoice choice) {
+  Option option;
+  option.load = LoadOf(model, block, choice);
+  option.uses.assign(model.paths.size(), 0);
+  for (size_t s = 0; s < block.storages.size(); ++s) {
+    if (choice.where[s] == kKept) continue;
+    option.uses[static_cast<size_t>(choice.where[s])] += SlotBytes(block.storages[s].bytes);
+  }
+  option.choice = std::move(choice);
+  return option;
+}
+
+std::vector<Option> OptionsFor(const RankModel& model, const ModelBlock& block, Bytes cap) {
+  constexpr size_t kFewStorages = 3;
+  std::vector<Option> options = {MakeOption(model, block, Blank(block, false))};
+  for (const bool recompute : {false, true}) {
+    if (recompute && !block.can_recompute) break;
+    if (recompute) options.push_back(MakeOption(model, block, Blank(block, true)));
+    const std::vector<size_t> movable = Movable(block, recompute, cap);
+    if (movable.size() <= kFewStorages) {
+      AddSubsets(model, block, recompute, movable, &options);
+    } else {
+      AddPrefixes(model, block, recompute, movable, &options);
+    }
+  }
+  return options;
+}
+
+SearchState::SearchState(const RankModel& model) : model_(model), used_(model.paths.size(), 0) {
+  for (const ModelBlock& block : model.blocks) {
+    Option keep = MakeOption(model, block, Blank(block, false));
+    choices_.push_back(std::move(keep.choice));
+    loads_.push_back(keep.load);
+    uses_.push_back(std::move(keep.uses));
+  }
+  result_ = SimulateStep(model_, loads_, limits_);
+}
+
+void SearchState::set_limits(const CopyLimits& limits) {
+  limits_ = limits;
+  result_ = SimulateStep(model_, loads_, limits_);
+}
+
+void SearchState::Set(size_t block, const Option& option) {
+  disturbed_ = DisturbedWith(block, option);
+  for (size_t p = 0; p < used_.size(); ++p) used_[p] += option.uses[p] - uses_[block][p];
+  choices_[block] = option.choice;
+  loads_[block] = option.load;
+  uses_[block] = option.uses;
+  result_ = SimulateStep(model_, loads_, limits_);
+}
+
+bool SearchState::HasRoom(size_t block, const Option& option) const {
+  for (size_t p = 0; p < used_.size(); ++p) {
+    const Bytes more = option.uses[p] - uses_[block][p];
+    if (more > 0 && used_[p] + more > model_.paths[p].room) return false;
+  }
+  return true;
+}
+
+StepResult SearchState::Try(size_t block, const Option& option) {
+  const BlockLoad current = std::exchange(loads_[block], option.load);
+  const StepResult result = SimulateStep(model_, loads_, limits_);
+  loads_[block] = current;
+  return result;
+}
+
+double SearchState::Level(const Option& option) const {
+  double level = 0;
+  for (size_t p = 0; p < used_.size(); ++p) {
+    if (option.uses[p] == 0) continue;
+    const Path& path = model_.paths[p];
+    level = std::max(level, static_cast<double>(path.taken + used_[p] + option.uses[p]) /
+                                static_cast<double>(std::max<Bytes>(1, path.usable)));
+  }
+  return level;
+}
+
+Bytes SearchState::DisturbedWith(size_t block, const Option& option) const {
+  const ModelBlock& of = model_.blocks[block];
+  return disturbed_ - DisturbedBy(of, choices_[block], loads_[block]) +
+         DisturbedBy(of, option.choice, option.load);
+}
+
+}  // namespace hyperframes

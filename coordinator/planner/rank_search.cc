@@ -1,0 +1,365 @@
+#include "coordinator/planner/rank_search.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "coordinator/planner/rank_options.h"
+
+namespace hyperframes {
+namespace {
+
+// Seconds closer than this are equal: no decision hangs on rounding.
+constexpr double kSameSeconds = 1e-12;
+// Bounds of the improvement pass, in simulated steps.
+constexpr int kMostTries = 12000;
+
+using AllOptions = std::vector<std::vector<Option>>;
+
+AllOptions OptionsOfAll(const RankModel& model, Bytes cap) {
+  AllOptions all;
+  for (const ModelBlock& block : model.blocks) all.push_back(OptionsFor(model, block, cap));
+  return all;
+}
+
+// Distinct sizes that could move, largest first.
+std::vector<Bytes> MovableSizes(const RankModel& model, bool inputs_only) {
+  std::set<Bytes> sizes;
+  for (const ModelBlock& block : model.blocks) {
+    for (const ModelStorage& storage : block.storages) {
+      const bool counts = storage.can_move && storage.bytes > 0;
+      if (counts && (storage.is_input || !inputs_only)) sizes.insert(storage.bytes);
+    }
+  }
+  return {sizes.rbegin(), sizes.rend()};
+}
+
+Bytes LargestFrame(const RankModel& model, Bytes cap) {
+  Bytes largest = 0;
+  for (const ModelBlock& block : model.blocks) {
+    Bytes frame = 0;
+    for (const ModelStorage& storage : block.storages) {
+      if (storage.can_move && storage.bytes <= cap) frame += storage.bytes;
+    }
+    largest = std::max(largest, frame);
+  }
+  return largest;
+}
+
+// A queue of changes by added seconds per byte of excess removed. Scores grow stale as the state
+// changes; the best one is priced again before it is taken, since most keep their order.
+class GreedyRun {
+ public:
+  GreedyRun(SearchState* state, const AllOptions& options) : state_(state), options_(options) {}
+
+  // True when the state fits the limits in the end.
+  bool Run() {
+    for (size_t b = 0; b < options_.size(); ++b) PushAll(b);
+    while (!state_->fits() && !queue_.empty()) {
+      const Entry best = *queue_.begin();
+      queue_.erase(queue_.begin());
+      if (best.generation != generation_[best.block]) continue;
+      if (best.version != version_) {
+        Push(best.block, best.option);
+        continue;
+      }
+      state_->Set(best.block, options_[best.block][best.option]);
+      ++version_;
+      ++generation_[best.block];
+      PushAll(best.block);
+    }
+    return state_->fits();
+  }
+
+ private:
+  struct Entry {
+    double score = 0;
+    double minus_gain = 0;
+    double level = 0;
+    size_t block = 0;
+    size_t option = 0;
+    int version = 0;
+    int generation = 0;
+    bool operator<(const Entry& other) const {
+      return std::tie(score, minus_gain, level, block, option) <
+             std::tie(other.score, other.minus_gain, other.level, other.block, other.option);
+    }
+  };
+
+  void PushAll(size_t block) {
+    for (size_t o = 0; o < options_[block].size(); ++o) Push(block, o);
+  }
+
+  void Push(size_t block, size_t o) {
+    const Option& option = options_[block][o];
+    if (!state_->HasRoom(block, option)) return;
+    const StepResult tried = state_->Try(block, option);
+    const double gain = state_->result().excess - tried.excess;
+    // A change that removes nothing now removes nothing later: the points over the limit only
+    // become fewer.
+    if (gain <= 0) return;
+    double cost = tried.step_s - state_->result().step_s;
+    if (cost < kSameSeconds && cost > -kSameSeconds) cost = 0;
+    // Once it fits, more gain is worth nothing: the cheapest change that fits is wanted.
+    queue_.insert(
+        {cost / gain, -gain, state_->Level(option), block, o, version_, generation_[block]});
+  }
+
+  SearchState* const state_;
+  const AllOptions& options_;
+  std::set<Entry> queue_;
+  std::vector<int> generation_ = std::vector<int>(options_.size(), 0);
+  int version_ = 0;
+};
+
+// True when `a` is the better end: fits first, then seconds, then less moved and recomputed.
+bool Better(const StepResult& a, Bytes a_disturbed, const StepResult& b, Bytes b_disturbed) {
+  if (a.step_s < b.step_s - kSameSeconds) return true;
+  if (a.step_s > b.step_s + kSameSeconds) return false;
+  return a_disturbed < b_disturbed;
+}
+
+// Undoes what is no longer needed and swaps what got cheaper, while everything fits.
+class Improvement {
+ public:
+  Improvement(const RankModel& model, SearchState* state, const AllOptions& options)
+      : model_(model), state_(state), options_(options) {}
+
+  void Run() {
+    while (tries_ < kMostTries) {
+      bool changed = false;
+      for (size_t b = 0; b < options_.size(); ++b) {
+        changed = BestOf(b) || changed;
+        changed = OneByOne(b) || changed;
+      }
+      if (!changed && !Pairs()) break;
+    }
+  }
+
+ private:
+  bool Accepts(size_t block, const Option& option) {
+    ++tries_;
+    if (!state_->HasRoom(block, option)) return false;
+    const StepResult tried = state_->Try(block, option);
+    return tried.excess <= 0 && Better(tried, state_->DisturbedWith(block, option),
+                                       state_->result(), state_->disturbed());
+  }
+
+  bool BestOf(size_t block) {
+    bool changed = false;
+    for (const Option& option : options_[block]) {
+      if (!Accepts(block, option)) continue;
+      state_->Set(block, option);
+      changed = true;
+    }
+    return changed;
+  }
+
+  // Storages of one block back home, or elsewhere, one at a time.
+  bool OneByOne(size_t block) {
+    bool changed = false;
+    const ModelBlock& of = model_.blocks[block];
+    for (size_t s = 0; s < of.storages.size() && tries_ < kMostTries; ++s) {
+      if (state_->choices()[block].where[s] == kKept) continue;
+      for (int p = kKept; p < static_cast<int>(model_.paths.size()); ++p) {
+        BlockChoice choice = state_->choices()[block];
+        if (choice.where[s] == p) continue;
+        choice.where[s] = static_cast<int8_t>(p);
+        const Option option = MakeOption(model_, of, std::move(choice));
+        if (!Accepts(block, option)) continue;
+        state_->Set(block, option);
+        changed = true;
+      }
+    }
+    return changed;
+  }
+
+  // Two blocks changed together: one gives memory, the other takes it.
+  bool Pairs() {
+    for (size_t a = 0; a < options_.size(); ++a) {
+      const Option before = MakeOption(model_, model_.blocks[a], state_->choices()[a]);
+      const StepResult held = state_->result();
+      const Bytes held_disturbed = state_->disturbed();
+      for (const Option& give : options_[a]) {
+        if (tries_ >= kMostTries) return false;
+        if (!state_->HasRoom(a, give)) continue;
+        state_->Set(a, give);
+        for (size_t b = 0; b < options_.size(); ++b) {
+          if (b != a && TakeFrom(b, held, held_disturbed)) return true;
+        }
+        state_->Set(a, before);
+      }
+    }
+    return false;
+  }
+
+  bool TakeFrom(size_t block, const StepResult& held, Bytes held_disturbed) {
+    for (const Option& option : options_[block]) {
+      ++tries_;
+      if (tries_ >= kMostTries) return false;
+      if (!state_->HasRoom(block, option)) continue;
+      const StepResult tried = state_->Try(block, option);
+      if (tried.excess > 0) continue;
+      if (!Better(tried, state_->DisturbedWith(block, option), held, held_disturbed)) continue;
+      state_->Set(block, option);
+      return true;
+    }
+    return false;
+  }
+
+  const RankModel& model_;
+  SearchState* const state_;
+  const AllOptions& options_;
+  int tries_ = 0;
+};
+
+Bytes LargestMoved(const RankModel& model, const std::vector<BlockChoice>& choices) {
+  Bytes largest = 0;
+  for (size_t b = 0; b < choices.size(); ++b) {
+    largest = std::max(largest, LoadOf(model, model.blocks[b], choices[b]).largest_moved);
+  }
+  return largest;
+}
+
+// Tries a few stash and prefetch limits for fixed decisions.
+void TuneLimits(const RankModel& model, SearchState* state) {
+  const Bytes largest = LargestMoved(model, state->choices());
+  const Bytes frame = LargestFrame(model, kNoLimit);
+  const std::set<Bytes> sizes = {largest, 2 * largest, 4 * largest, frame, 2 * frame};
+  CopyLimits best = state->limits();
+  StepResult best_result = state->result();
+  for (const Bytes stash : sizes) {
+    for (const Bytes prefetch : sizes) {
+      if (largest == 0 && (stash > 0 || prefetch > 0)) continue;
+      state->set_limits({stash, prefetch, false});
+      const bool better = state->result().step_s < best_result.step_s - kSameSeconds;
+      if (!state->fits() || !better) continue;
+      best = state->limits();
+      best_result = state->result();
+    }
+  }
+  state->set_limits(best);
+}
+
+RankSolution Take(const SearchState& state) {
+  return {state.choices(), state.limits(), state.result()};
+}
+
+void Load(const RankModel& model, const RankSolution& solution, SearchState* state) {
+  state->set_limits(solution.limits);
+  for (size_t b = 0; b < solution.choices.size(); ++b) {
+    state->Set(b, MakeOption(model, model.blocks[b], solution.choices[b]));
+  }
+}
+
+RankSolution Improve(const RankModel& model, const RankSolution& from) {
+  SearchState state(model);
+  Load(model, from, &state);
+  const AllOptions options = OptionsOfAll(model, kNoLimit);
+  TuneLimits(model, &state);
+  Improvement(model, &state, options).Run();
+  TuneLimits(model, &state);
+  return Take(state);
+}
+
+// Sizes of windows worth trying with storages up to `cap`.
+std::set<Bytes> WindowsFor(const RankModel& model, Bytes cap) {
+  if (cap == 0) return {0};
+  return {cap, 2 * cap, LargestFrame(model, cap)};
+}
+
+std::vector<RankSolution> GreedySolutions(const RankModel& model) {
+  std::vector<Bytes> caps = {0};
+  const std::vector<Bytes> sizes = MovableSizes(model, /*inputs_only=*/false);
+  const std::vector<Bytes> inputs = MovableSizes(model, /*inputs_only=*/true);
+  if (!sizes.empty() && !model.paths.empty()) {
+    caps.push_back(sizes.front());
+    if (sizes.size() > 2) caps.push_back(sizes[sizes.size() / 2]);
+    if (!inputs.empty()) caps.push_back(inputs.front());
+  }
+  std::sort(caps.begin(), caps.end());
+  caps.erase(std::unique(caps.begin(), caps.end()), caps.end());
+  std::vector<RankSolution> found;
+  for (const Bytes cap : caps) {
+    const AllOptions options = OptionsOfAll(model, cap);
+    for (const Bytes window : WindowsFor(model, cap)) {
+      SearchState state(model);
+      state.set_limits({window, window, /*charge_in_full=*/true});
+      if (!GreedyRun(&state, options).Run()) continue;
+      state.set_limits({window, window, /*charge_in_full=*/false});
+      found.push_back(Take(state));
+    }
+  }
+  return found;
+}
+
+Bytes Disturbed(const RankModel& model, const RankSolution& solution) {
+  SearchState state(model);
+  Load(model, solution, &state);
+  return state.disturbed();
+}
+
+}  // namespace
+
+RankSolution KeepAll(const RankModel& model) { return Take(SearchState(model)); }
+
+std::vector<RankSolution> FloorSolutions(const RankModel& model) {
+  std::vector<Bytes> caps = MovableSizes(model, /*inputs_only=*/false);
+  // Many sizes are only as good as a few: the windows grow with the cap, what it frees hardly.
+  constexpr size_t kMostCaps = 32;
+  if (caps.size() > kMostCaps) caps.resize(kMostCaps);
+  if (model.paths.empty()) caps.clear();
+  caps.push_back(0);
+  std::vector<RankSolution> floors = {KeepAll(model)};
+  for (const Bytes cap : caps) {
+    SearchState state(model);
+    state.set_limits({0, 0, false});
+    for (size_t b = 0; b < model.blocks.size(); ++b) {
+      const ModelBlock& block = model.blocks[b];
+      BlockChoice choice{block.can_recompute, std::vector<int8_t>(block.storages.size(), kKept)};
+      for (size_t s = 0; s < block.storages.size(); ++s) {
+        const ModelStorage& storage = block.storages[s];
+        if (choice.recompute && !storage.is_input) continue;
+        if (!storage.can_move || storage.bytes <= 0 || storage.bytes > cap) continue;
+        for (size_t p = 0; p < model.paths.size() && choice.where[s] == kKept; ++p) {
+          choice.where[s] = static_cast<int8_t>(p);
+          if (!state.HasRoom(b, MakeOption(model, block, choice))) choice.where[s] = kKept;
+        }
+      }
+      state.Set(b, MakeOption(model, block, std::move(choice)));
+    }
+    floors.push_back(Take(state));
+  }
+  return floors;
+}
+
+absl::optional<RankSolution> SearchRank(const RankModel& model) {
+  const RankSolution keep = KeepAll(model);
+  if (keep.result.excess <= 0) return keep;
+  std::vector<RankSolution> found = GreedySolutions(model);
+  if (found.empty()) {
+    for (RankSolution& floor : FloorSolutions(model)) {
+      if (floor.result.excess <= 0) found.push_back(std::move(floor));
+    }
+  }
+  if (found.empty()) return absl::nullopt;
+  const auto by_time = [](const RankSolution& a, const RankSolution& b) {
+    return a.result.step_s < b.result.step_s;
+  };
+  std::stable_sort(found.begin(), found.end(), by_time);
+  constexpr size_t kImproved = 3;
+  if (found.size() > kImproved) found.resize(kImproved);
+  for (RankSolution& solution : found) solution = Improve(model, solution);
+  size_t best = 0;
+  for (size_t i = 1; i < found.size(); ++i) {
+    if (Better(found[i].result, Disturbed(model, found[i]), found[best].result,
+               Disturbed(model, found[best]))) {
+      best = i;
+    }
+  }
+  return std::move(found[best]);
+}
+
+}  // namespace hyperframes

@@ -1,0 +1,236 @@
+#include "coordinator/planner/step_model.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace hyperframes {
+namespace {
+
+// One direction of the engine's copy lanes as fluid: bytes under way and the seconds they need.
+struct Lane {
+  double bytes = 0;
+  double seconds = 0;
+
+  void Advance(double by) {
+    if (by >= seconds) {
+      bytes = 0;
+      seconds = 0;
+      return;
+    }
+    bytes -= bytes * (by / seconds);
+    seconds -= by;
+  }
+};
+
+// Collects memory at every point of the step.
+class Memory {
+ public:
+  Memory(const RankModel& model, StepResult* result) : model_(model), result_(result) {}
+
+  void At(size_t block, Bytes activation) {
+    const Bytes transient = model_.blocks[block].transient;
+    result_->activation_peak = std::max(result_->activation_peak, activation);
+    result_->total_peak = std::max(result_->total_peak, activation + transient);
+    const Bytes limit = std::min(model_.activation_limit, model_.total_limit - transient);
+    if (activation > limit) result_->excess += static_cast<double>(activation - limit);
+  }
+
+ private:
+  const RankModel& model_;
+  StepResult* const result_;
+};
+
+// Bytes that a window of the engine can hold when `moved` bytes were handed to it so far.
+Bytes Window(Bytes limit, Bytes moved, Bytes largest, bool in_full) {
+  const Bytes most = std::max(limit, largest);
+  return in_full ? most : std::min(most, moved);
+}
+
+// How long the compute stream waits until the lanes hold at most `limit` bytes.
+double WaitForStash(Lane* lanes, double limit) {
+  double waited = 0;
+  // Each turn empties a lane or reaches the limit.
+  for (int turn = 0; turn <= kLanes; ++turn) {
+    double bytes = 0;
+    double rate = 0;
+    double next_empty = 0;
+    for (int l = 0; l < kLanes; ++l) {
+      if (lanes[l].seconds <= 0) continue;
+      bytes += lanes[l].bytes;
+      rate += lanes[l].bytes / lanes[l].seconds;
+      next_empty = next_empty == 0 ? lanes[l].seconds : std::min(next_empty, lanes[l].seconds);
+    }
+    if (bytes <= limit || rate <= 0) break;
+    const double step = std::min(next_empty, (bytes - limit) / rate);
+    for (int l = 0; l < kLanes; ++l) lanes[l].Advance(step);
+    waited += step;
+  }
+  return waited;
+}
+
+struct Totals {
+  Bytes moved = 0;
+  Bytes largest = 0;
+};
+
+void SimulateForward(const RankModel& model, const std::vector<BlockLoad>& loads,
+                     const CopyLimits& limits, Lane* lanes, StepResult* result) {
+  Memory memory(model, result);
+  Bytes kept = 0;
+  Totals so_far;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const BlockLoad& load = loads[i];
+    memory.At(
+        i, kept + load.forward_alive +
+               Window(limits.stash, so_far.moved, so_far.largest, limits.charge_in_full && i > 0));
+    double compute = model.blocks[i].forward_s;
+    for (int l = 0; l < kLanes; ++l) {
+      compute += model.lane_slowdown[l] * std::min(lanes[l].seconds, model.blocks[i].forward_s);
+    }
+    result->step_s += compute;
+    for (int l = 0; l < kLanes; ++l) {
+      lanes[l].Advance(compute);
+      lanes[l].bytes += static_cast<double>(load.lane_bytes[l]);
+      lanes[l].seconds += load.out_s[l];
+    }
+    kept += load.kept;
+    so_far.moved += load.moved;
+    so_far.largest = std::max(so_far.largest, load.largest_moved);
+    if (load.moved > 0) {
+      const double waited =
+          WaitForStash(lanes, static_cast<double>(std::max(limits.stash, so_far.largest)));
+      result->step_s += waited;
+      result->exposed_s += waited;
+    }
+  }
+}
+
+// The reload lanes: bytes fetched ahead of the block that runs.
+class Reloads {
+ public:
+  Reloads(const std::vector<BlockLoad>& loads, Bytes limit, const Lane* copy_outs) {
+    double all = 0;
+    for (int l = 0; l < kLanes; ++l) {
+      double seconds = 0;
+      for (const BlockLoad& load : loads) {
+        left_[l] += static_cast<double>(load.lane_bytes[l]);
+        seconds += load.in_s[l];
+      }
+      rate_[l] = seconds > 0 ? left_[l] / seconds : 0;
+      all += left_[l];
+      copy_out_s_[l] = copy_outs[l].seconds;
+    }
+    for (int l = 0; l < kLanes; ++l) {
+      most_ahead_[l] = all > 0 ? static_cast<double>(limit) * (left_[l] / all) : 0;
+    }
+  }
+
+  // Seconds that compute waits for the reloads of `load`.
+  double Need(const BlockLoad& load) {
+    double wait = 0;
+    for (int l = 0; l < kLanes; ++l) {
+      const double bytes = static_cast<double>(load.lane_bytes[l]);
+      if (bytes <= 0) continue;
+      // A reload starts after its own copy-out has finished.
+      const double missing = std::max(0.0, bytes - ahead_[l]) / bytes * load.in_s[l];
+      wait = std::max(wait, copy_out_s_[l] + missing);
+      ahead_[l] = std::max(0.0, ahead_[l] - bytes);
+      left_[l] = std::max(0.0, left_[l] - bytes);
+    }
+    for (double& left : copy_out_s_) left = std::max(0.0, left - wait);
+    return wait;
+  }
+
+  // Prefetches while compute runs for `seconds`; returns by how much that slows it.
+  double Overlap(double seconds, const double* slowdown) {
+    double slower = 0;
+    for (int l = 0; l < kLanes; ++l) {
+      const double late = std::min(copy_out_s_[l], seconds);
+      copy_out_s_[l] -= late;
+      const double room = std::min(most_ahead_[l], left_[l]) - ahead_[l];
+      if (room > 0 && rate_[l] > 0) {
+        const double fetched = std::min(room, (seconds - late) * rate_[l]);
+        ahead_[l] += fetched;
+        slower += slowdown[l] * (fetched / rate_[l]);
+      }
+      slower += slowdown[l] * late;
+    }
+    return slower;
+  }
+
+ private:
+  double rate_[kLanes] = {};
+  double left_[kLanes] = {};
+  double ahead_[kLanes] = {};
+  double most_ahead_[kLanes] = {};
+  double copy_out_s_[kLanes] = {};
+};
+
+void SimulateBackward(const RankModel& model, const std::vector<BlockLoad>& loads,
+                      const CopyLimits& limits, const Lane* copy_outs, StepResult* result) {
+  Memory memory(model, result);
+  Bytes kept = 0;
+  Totals all;
+  // Largest moved storage of blocks < i, for every i: prefix maxima, walked backwards.
+  static thread_local std::vector<Bytes> largest_before;
+  largest_before.assign(loads.size() + 1, 0);
+  for (size_t i = 0; i < loads.size(); ++i) {
+    kept += loads[i].kept;
+    all.moved += loads[i].moved;
+    largest_before[i + 1] = std::max(largest_before[i], loads[i].largest_moved);
+  }
+  all.largest = largest_before[loads.size()];
+  const Bytes prefetch_most = std::max(limits.prefetch, all.largest);
+  Reloads reloads(loads, prefetch_most, copy_outs);
+  Bytes moved_before = all.moved;
+  for (size_t i = loads.size(); i-- > 0;) {
+    const BlockLoad& load = loads[i];
+    const Bytes stash = Window(limits.stash, moved_before, all.largest, limits.charge_in_full);
+    moved_before -= load.moved;
+    const Bytes prefetched =
+        Window(limits.prefetch, moved_before, largest_before[i], limits.charge_in_full && i > 0);
+    memory.At(i, kept + load.backward_extra + prefetched + stash);
+    const double waited = reloads.Need(load);
+    const double compute = load.recompute_s + model.blocks[i].backward_s;
+    result->step_s += waited + compute + reloads.Overlap(compute, model.lane_slowdown);
+    result->exposed_s += waited;
+    result->recompute_s += load.recompute_s;
+    kept -= load.kept;
+  }
+}
+
+}  // namespace
+
+BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockChoice& choice) {
+  BlockLoad load;
+  for (size_t s = 0; s < block.storages.size(); ++s) {
+    const ModelStorage& storage = block.storages[s];
+    if (choice.recompute && !storage.is_input) continue;
+    if (choice.where[s] == kKept) {
+      load.kept += storage.bytes;
+      continue;
+    }
+    const Path& path = model.paths[static_cast<size_t>(choice.where[s])];
+    const double bytes = static_cast<double>(storage.bytes);
+    load.moved += storage.bytes;
+    load.largest_moved = std::max(load.largest_moved, storage.bytes);
+    load.lane_bytes[path.lane] += storage.bytes;
+    load.out_s[path.lane] += path.out_latency_s + bytes / path.out_bytes_per_s;
+    load.in_s[path.lane] += path.in_latency_s + bytes / path.in_bytes_per_s;
+  }
+  load.forward_alive = choice.recompute ? block.input_bytes : block.bytes;
+  load.backward_extra = block.bytes - load.kept;
+  load.recompute_s = choice.recompute ? block.forward_s : 0;
+  return load;
+}
+
+StepResult SimulateStep(const RankModel& model, const std::vector<BlockLoad>& loads,
+                        const CopyLimits& limits) {
+  StepResult result;
+  Lane copy_outs[kLanes];
+  SimulateForward(model, loads, limits, copy_outs, &result);
+  SimulateBackward(model, loads, limits, copy_outs, &result);
+  return result;
+}
+
+}  // namespace hyperframes

@@ -1,0 +1,121 @@
+// Predicts one step of one rank: peak bytes and seconds, for given decisions. Pure arithmetic at
+// block granularity. Memory is counted so that the engine never holds more; time is an estimate.
+//
+// What is held, block by block (o: one micro-batch, forward then its backward):
+//   forward  i: kept of blocks < i + all storages of i (RECOMPUTE: its inputs) + stash
+//   backward i: kept of blocks <= i + reload buffers of i + prefetched + stash
+//               (RECOMPUTE: all storages of i, made again, with its inputs)
+// The stash holds at most max(stash_limit, largest moved storage so far); it counts in backward
+// too, because the last copy-outs may still run then. Prefetched reloads are bounded in the same
+// way.
+#ifndef HYPERFRAMES_COORDINATOR_PLANNER_STEP_MODEL_H_
+#define HYPERFRAMES_COORDINATOR_PLANNER_STEP_MODEL_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/frame.h"
+#include "common/units.h"
+
+namespace hyperframes {
+
+constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max() / 4;
+// The engine's lanes for one direction: one per tier, or one for both where they share a link.
+constexpr int kLanes = 2;
+
+// A way from the rank's GPU to one lender and back.
+struct Path {
+  std::string device;
+  Tier tier = Tier::kHost;
+  int lane = 0;
+  double out_bytes_per_s = 0;
+  double out_latency_s = 0;
+  double in_bytes_per_s = 0;
+  double in_latency_s = 0;
+  double slowdown = 0;  // Of compute while it copies.
+  Bytes room = 0;       // What this rank may still lease there.
+  Bytes taken = 0;      // Used or leased there already, for levelling.
+  Bytes usable = 1;     // M of the lender.
+  std::string kind;
+};
+
+struct ModelStorage {
+  Bytes bytes = 0;
+  bool is_input = false;
+  bool can_move = true;  // Movable and stable.
+};
+
+struct ModelBlock {
+  double forward_s = 0;
+  double backward_s = 0;
+  Bytes transient = 0;
+  bool can_recompute = true;
+  std::vector<ModelStorage> storages;
+  Bytes bytes = 0;        // Sum over storages.
+  Bytes input_bytes = 0;  // Of those, inputs.
+};
+
+struct RankModel {
+  std::vector<ModelBlock> blocks;
+  std::vector<Path> paths;  // Peers by UUID, then hosts by UUID.
+  double lane_slowdown[kLanes] = {};
+  Bytes activation_limit = kNoLimit;  // On activations.
+  Bytes total_limit = kNoLimit;       // On activations + transient bytes of the running block.
+  bool level_first = false;
+};
+
+constexpr int8_t kKept = -1;
+
+// What happens to one block. `where[s]` is an index into RankModel::paths or kKept. Under recompute
+// only inputs have a place; the rest says kKept.
+struct BlockChoice {
+  bool recompute = false;
+  std::vector<int8_t> where;
+};
+
+// A BlockChoice boiled down to what the simulation needs.
+struct BlockLoad {
+  Bytes kept = 0;
+  Bytes forward_alive = 0;   // While its forward runs.
+  Bytes backward_extra = 0;  // Beyond `kept`, while its backward runs.
+  Bytes moved = 0;
+  Bytes largest_moved = 0;
+  Bytes lane_bytes[kLanes] = {};
+  double out_s[kLanes] = {};
+  double in_s[kLanes] = {};
+  double recompute_s = 0;
+};
+
+BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockChoice& choice);
+
+struct CopyLimits {
+  Bytes stash = 0;
+  Bytes prefetch = 0;
+  // Count both limits in full from the start, whatever has moved: a search that adds moves one by
+  // one would otherwise see the first ones cost memory instead of saving it.
+  bool charge_in_full = false;
+};
+
+struct StepResult {
+  Bytes activation_peak = 0;
+  Bytes total_peak = 0;  // With transient bytes.
+  double excess = 0;     // Bytes over the limits, summed over all points of the step; 0: fits.
+  double step_s = 0;
+  double exposed_s = 0;  // Compute stands still for a copy.
+  double recompute_s = 0;
+};
+
+// `loads` has one entry per block of `model`.
+StepResult SimulateStep(const RankModel& model, const std::vector<BlockLoad>& loads,
+                        const CopyLimits& limits);
+
+// Slots start on kSlotAlignment.
+constexpr Bytes SlotBytes(Bytes bytes) {
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+}
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_COORDINATOR_PLANNER_STEP_MODEL_H_
