@@ -95,9 +95,7 @@ def survive_agent(
     """kill -9 an agent while a job trains: same losses, whole logs, same leases."""
     report = results / "agent-killed-{rank}.json"
     job_id = cluster.submit(job_spec("hyperframes", report, steps, extra))
-    say(
-        f"==> Training once more: job {job_id}; agent b will be killed in step {KILL_AFTER_STEPS + 1}"
-    )
+    say(f"==> Training once more: job {job_id}; agent b is killed in step {KILL_AFTER_STEPS + 1}")
     wait_until(
         lambda: len(steps_logged(cluster, job_id, 1)) >= KILL_AFTER_STEPS,
         JOB_TIMEOUT_S,

@@ -1,0 +1,104 @@
+"""Jobs through a real coordinator and real agents."""
+
+from __future__ import annotations
+
+import pytest
+
+import hyperframes.errors as errors
+from example_jobs import shell_job
+from local_cluster import LocalCluster, process_environments, wait_until
+
+
+def test_a_job_runs_and_its_log_is_whole(shared_cluster: LocalCluster) -> None:
+    job_id = shared_cluster.submit(shell_job("for i in 1 2 3; do echo line $i; done"))
+    job = shared_cluster.wait_job(job_id, 20)
+    assert job["state"] == "JOB_STATE_SUCCEEDED", job
+    assert shared_cluster.whole_log(job_id, 0) == "line 1\nline 2\nline 3\n"
+
+
+def test_a_failing_rank_fails_the_job_with_its_exit_code(shared_cluster: LocalCluster) -> None:
+    job = shared_cluster.wait_job(shared_cluster.submit(shell_job("exit 7")), 20)
+    assert job["state"] == "JOB_STATE_FAILED"
+    assert "7" in job["message"]
+
+
+def test_ranks_get_torchruns_variables_and_a_gpu_each(shared_cluster: LocalCluster) -> None:
+    script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $HYPERFRAMES_NODE $HYPERFRAMES_GPU $MASTER_PORT"
+    job_id = shared_cluster.submit(shell_job(script, 2, placement="PLACEMENT_SPREAD"))
+    assert shared_cluster.wait_job(job_id, 20)["state"] == "JOB_STATE_SUCCEEDED"
+    lines = [shared_cluster.whole_log(job_id, rank).split() for rank in range(2)]
+    assert [line[:3] for line in lines] == [["0", "0", "2"], ["1", "0", "2"]]
+    assert {line[3] for line in lines} == {"a", "b"}
+    assert all(line[4].startswith(f"SIM-{line[3]}-") for line in lines)
+    assert lines[0][5] == lines[1][5]
+
+
+def test_cancelling_ends_every_descendant(shared_cluster: LocalCluster) -> None:
+    job_id = shared_cluster.submit(shell_job("sleep 300 & sleep 301 & echo up; wait"))
+    wait_until(lambda: "up" in _log(shared_cluster, job_id), 20, "the job to run")
+    mark = f"HYPERFRAMES_JOB_ID={job_id}".encode()
+    mine = [pid for pid, environment in process_environments() if mark in environment]
+    assert len(mine) >= 3
+    shared_cluster.call("CancelJob", {"id": job_id})
+    assert shared_cluster.wait_job(job_id, 20)["state"] == "JOB_STATE_CANCELLED"
+    wait_until(lambda: not any(map(_alive, mine)), 2, "every process of the job to end")
+
+
+def test_an_impossible_job_waits_with_its_reason_and_the_next_one_passes(
+    shared_cluster: LocalCluster,
+) -> None:
+    impossible = shared_cluster.submit(shell_job("true", ranks=64))
+    possible = shared_cluster.submit(shell_job("true"))
+    assert shared_cluster.wait_job(possible, 20)["state"] == "JOB_STATE_SUCCEEDED"
+    job = shared_cluster.job(impossible)
+    assert job["state"] == "JOB_STATE_QUEUED"
+    assert "64" in job["message"]
+    shared_cluster.call("CancelJob", {"id": impossible})
+    assert shared_cluster.wait_job(impossible, 20)["state"] == "JOB_STATE_CANCELLED"
+
+
+def test_submitting_twice_with_one_key_is_one_job(shared_cluster: LocalCluster) -> None:
+    request = {"spec": shell_job("true"), "idempotency_key": "the-same-key"}
+    first, second = (shared_cluster.call("SubmitJob", request)["job"]["id"] for _ in range(2))
+    assert first == second
+
+
+def test_a_job_with_an_unknown_field_is_refused_by_name(shared_cluster: LocalCluster) -> None:
+    with pytest.raises(errors.InvalidArgument, match="gpus_per_rank"):
+        shared_cluster.submit({**shell_job("true"), "gpus_per_rank": 2})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("command", []), ("ranks", 0), ("ranks", -3), ("name", "no spaces here"), ("grace_s", -1)],
+)
+def test_a_job_with_a_bad_value_is_refused_by_field(
+    shared_cluster: LocalCluster, field: str, value: object
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=field):
+        shared_cluster.submit({**shell_job("true"), field: value})
+
+
+def test_our_own_variables_in_a_jobs_environment_are_refused(shared_cluster: LocalCluster) -> None:
+    with pytest.raises(errors.InvalidArgument, match="HYPERFRAMES_JOB_TOKEN"):
+        shared_cluster.submit(shell_job("true", env={"HYPERFRAMES_JOB_TOKEN": "mine"}))
+
+
+def test_an_unknown_job_is_not_found(shared_cluster: LocalCluster) -> None:
+    with pytest.raises(errors.NotFound, match="no-such-job"):
+        shared_cluster.job("no-such-job")
+
+
+def _log(cluster: LocalCluster, job_id: str) -> str:
+    try:
+        return cluster.whole_log(job_id, 0)
+    except errors.HyperFramesError:
+        return ""  # Not started yet.
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
