@@ -6,6 +6,7 @@ ports that the system chose, and stopped by its pid.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import select
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import hyperframes as hf
 
 ROOT = Path(__file__).resolve().parents[1]
 READY_TIMEOUT_S = 30.0
@@ -146,7 +149,7 @@ class LocalCluster:
             directory / "coordinator.log",
         )
         self.agents: dict[str, Daemon] = {}
-        self._client: Any = None
+        self._client: hf.Client | None = None
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -190,22 +193,24 @@ class LocalCluster:
         agent.start()
         return agent
 
+    @property
+    def client(self) -> hf.Client:
+        """The client library, as any user has it."""
+        if self._client is None:
+            self._client = hf.Client(self.address)
+        return self._client
+
     def call(
         self, method: str, request: dict[str, Any] | None = None, timeout_s: float = 10.0
     ) -> dict[str, Any]:
         """One call of coordinator.proto through the client library, JSON in and out."""
-        if self._client is None:
-            from hyperframes._native import NativeClient
-
-            self._client = NativeClient(self.address, {"timeout_s": 10.0})
-        answer: dict[str, Any] = self._client.call(method, request or {}, timeout_s)
-        return answer
+        return self.client.call(method, request or {}, timeout_s)
 
     def wait_for_nodes(self, count: int, timeout_s: float = 15.0) -> None:
         """Until `count` nodes are ALIVE."""
 
         def alive() -> bool:
-            nodes = self.call("ListNodes").get("nodes", [])
+            nodes = self.client.nodes()
             return [node["state"] for node in nodes].count("NODE_STATE_ALIVE") == count
 
         wait_until(alive, timeout_s, f"{count} nodes to be ALIVE")
@@ -214,7 +219,7 @@ class LocalCluster:
         """(lease, job, device, bytes) of every lease that a node holds, sorted."""
         return sorted(
             (lease["lease_id"], lease["job_id"], lease["device"], int(lease["bytes"]))
-            for node in self.call("ListNodes").get("nodes", [])
+            for node in self.client.nodes()
             for lease in node.get("leases", [])
             if lease["state"] != "LEASE_STATE_RELEASED"
         )
@@ -224,12 +229,10 @@ class LocalCluster:
         return str(self.call("SubmitJob", {"spec": spec})["job"]["id"])
 
     def job(self, job_id: str) -> dict[str, Any]:
-        return self.call("GetJob", {"id": job_id})
+        return self.client.get(job_id)
 
     def read_log(self, job_id: str, rank: int, offset: int = 0) -> tuple[bytes, int, bool]:
         """Bytes from `offset`, the next offset, and whether nothing follows it."""
-        import base64
-
         answer = self.call("ReadLog", {"job_id": job_id, "rank": rank, "offset": offset})
         return (
             base64.b64decode(answer["data"]),
@@ -239,12 +242,7 @@ class LocalCluster:
 
     def whole_log(self, job_id: str, rank: int) -> str:
         """Everything that the rank has written so far."""
-        text, offset = b"", 0
-        while True:
-            data, offset, complete = self.read_log(job_id, rank, offset)
-            text += data
-            if complete or not data:
-                return text.decode(errors="replace")
+        return b"".join(self.client.logs(job_id, rank=rank)).decode(errors="replace")
 
     def wait_job(
         self,
@@ -296,15 +294,12 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def _cancel_all(self) -> None:
-        running = [job["id"] for job in self._jobs() if job["state"] not in ENDED]
+        running = [job["id"] for job in self.client.jobs() if job["state"] not in ENDED]
         for job_id in running:
             with contextlib.suppress(RuntimeError):
-                self.call("CancelJob", {"id": job_id}, 5.0)
+                self.client.cancel(job_id)
         for job_id in running:
             self.wait_job(job_id, STOP_TIMEOUT_S)
-
-    def _jobs(self) -> list[dict[str, Any]]:
-        return list(self.call("ListJobs", {}, 5.0).get("jobs", []))
 
     def worker_pids(self) -> list[int]:
         """Processes of this cluster's jobs and their shims, known by their environment."""

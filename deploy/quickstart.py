@@ -51,6 +51,7 @@ def job_spec(mode: str, report: Path, steps: int, extra: Sequence[str] = ()) -> 
             "MALLOC_MMAP_THRESHOLD_": MALLOC_MMAP_THRESHOLD,
             # The profiler says on every start that there is no GPU to watch.
             "KINETO_LOG_LEVEL": "99",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
         },
         "working_directory": str(ROOT),
         "ranks": WORLD,

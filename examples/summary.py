@@ -58,7 +58,7 @@ def summarize(reports: Sequence[dict[str, Any]]) -> RunSummary:
         host_bytes=total("host_bytes"),
         recomputed_bytes=total("recomputed_bytes"),
         tokens_per_second=min(report["tokens_per_second"] for report in ordered),
-        exposed_wait_s=max(float(r["frames"].get("exposed_wait_s", 0.0)) for r in ordered),
+        exposed_wait_s=max(_exposed_wait_per_step(report["frames"]) for report in ordered),
         final_loss=sum(report["steps"][-1]["loss"] for report in ordered) / world,
         fingerprint=[
             (step["loss_hex"], step["gradients"]) for report in ordered for step in report["steps"]
@@ -66,6 +66,10 @@ def summarize(reports: Sequence[dict[str, Any]]) -> RunSummary:
         budget=first["activation_budget_bytes"],
         curve=[(float(t), int(b)) for t, b in first["curve"]],
     )
+
+
+def _exposed_wait_per_step(frames: dict[str, Any]) -> float:
+    return float(frames.get("exposed_wait_s", 0.0)) / max(int(frames.get("steps", 1)), 1)
 
 
 def load_run(pattern: Path, world: int) -> RunSummary:

@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     batches = ByteBatches(args.batch, args.length, rank=rank, world=world, seed=args.seed)
 
     with contextlib.ExitStack() as stack:
+        measurements = Measurements(stack.enter_context(hf.ActivationMeter(gpt)))
         if args.mode == "hyperframes":
             ids, targets = batches.batch(0)
             profile = hf.profile(
@@ -128,7 +129,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             model = stack.enter_context(
                 hf.hyperframes(model, profile=profile, activation_budget=args.activation_budget)
             )
-        measurements = Measurements(stack.enter_context(hf.ActivationMeter(model)))
         train(model, optimizer, batches, args, measurements)
         frames = hf.stats(model) if args.mode == "hyperframes" else {}
 
