@@ -1,0 +1,248 @@
+"""Who plans and who lends: this process alone, or a coordinator and the node's agent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+import torch
+
+from . import _native
+from ._config import Cluster, cluster
+from ._engine import Backend, Engine
+from .errors import FailedPrecondition
+
+_PLAN_TIMEOUT_S = 120.0  # The coordinator answers once every rank of the job has asked.
+_ASSUMED_BYTES_PER_SECOND = 10e9  # Of a granted lease whose link the worker was not told.
+
+
+def make_backend(device: torch.device) -> Backend:
+    """The coordinator's when this process is a worker of its job, else the embedded one."""
+    found = cluster()
+    if found is not None:
+        return ClusterBackend(device, found)
+    return EmbeddedBackend(device)
+
+
+def _machine_options(device: torch.device) -> dict[str, Any]:
+    return {"backend": "cuda" if device.type == "cuda" else "host"}
+
+
+def _engine_options(
+    gpu: str, plan: dict[str, Any], leases: list[dict[str, Any]], options: dict[str, Any]
+) -> dict[str, Any]:
+    values = {
+        "gpu": gpu,
+        "stash_limit": int(plan.get("stash_limit", 0)),
+        "prefetch_limit": int(plan.get("prefetch_limit", 0)),
+        "verify": bool(options.get("verify", False)),
+        "leases": leases,
+    }
+    if options.get("chaos"):
+        values["chaos"] = options["chaos"]
+    return values
+
+
+def _problem(
+    rank_problems: list[dict[str, Any]], machine: dict[str, Any], options: dict[str, Any]
+) -> dict[str, Any]:
+    devices = [dict(device) for device in machine.get("devices", ())]
+    for device in devices:
+        if device.get("is_host") and options.get("host_budget") is not None:
+            device["lendable_bytes"] = min(
+                int(device.get("lendable_bytes", 0)), options["host_budget"]
+            )
+        if options.get("no_lenders"):
+            device["lendable_bytes"] = 0
+    return {
+        "job_id": options.get("job_id", "embedded"),
+        "ranks": rank_problems,
+        "devices": devices,
+        "links": machine.get("links", []),
+        "forbidden_tiers": options.get("forbidden_tiers", []),
+        "level_first": options.get("level_first", False),
+        "forbid_recompute": options.get("forbid_recompute", False),
+    }
+
+
+class EmbeddedBackend:
+    """The planner in this process; this process allocates what it lends itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._machine = _native.Machine(_machine_options(device))
+        self._description = self._machine.describe()
+        gpus = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
+        if not gpus:
+            raise FailedPrecondition("The machine has no GPU, simulated or real, to compute on.")
+        index = int(os.environ.get("LOCAL_RANK", "0")) % len(gpus)
+        if device.type == "cuda" and device.index is not None:
+            index = device.index
+        self._gpu = os.environ.get("HYPERFRAMES_GPU") or gpus[index]
+
+    @property
+    def gpu(self) -> str:
+        return self._gpu
+
+    @property
+    def plans_once(self) -> bool:
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        return self._description
+
+    def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        machine = self._description
+        if options.get("group") and _world_size() > 1:
+            rank_problem, machine = _agree_on_problem(rank_problem, machine)
+        answer = _native.plan(_problem([rank_problem], machine, options))
+        if options.get("group") and _world_size() > 1:
+            _compare_hashes(answer)
+        return answer
+
+    def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> Engine:
+        leases = [
+            {"device": need["device"], "tier": need["tier"], "bytes": int(need["bytes"])}
+            for need in plan.get("leases", ())
+        ]
+        return _native.NativeEngine(
+            self._machine, _engine_options(self._gpu, plan, leases, options)
+        )
+
+    def close(self) -> None:
+        # The machine closes with the last engine on it: frames may outlive the session.
+        pass
+
+
+def _world_size() -> int:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return 1
+
+
+def _agree_on_problem(
+    rank_problem: dict[str, Any], machine: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every rank plans the largest rank's problem, so that all have the same policies."""
+    gathered: list[Any] = [None] * _world_size()
+    torch.distributed.all_gather_object(gathered, (rank_problem, machine))
+
+    def weight(item: tuple[dict[str, Any], dict[str, Any]]) -> int:
+        blocks = item[0]["blocks"]
+        return sum(int(s["bytes"]) for block in blocks for s in block["storages"])
+
+    chosen: tuple[dict[str, Any], dict[str, Any]] = max(gathered, key=weight)
+    return {**chosen[0], "rank": 0}, chosen[1]
+
+
+def _compare_hashes(answer: dict[str, Any]) -> None:
+    mine = hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
+    gathered: list[Any] = [None] * _world_size()
+    torch.distributed.all_gather_object(gathered, mine)
+    if len(set(gathered)) != 1:
+        raise FailedPrecondition(
+            f"The ranks planned differently (hashes {sorted(set(gathered))[:4]}): run the same "
+            "release of HyperFrames on all of them."
+        )
+
+
+class ClusterBackend:
+    """Plans from the coordinator; leases from the agents, mapped through their sockets."""
+
+    def __init__(self, device: torch.device, where: Cluster) -> None:
+        self._where = where
+        self._machine = _native.Machine(_machine_options(device))
+        self._description = self._machine.describe()
+        own = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
+        self._gpu = where.gpu or (own[0] if own else "")
+        self._grants: list[dict[str, Any]] = []
+        self._planned = False
+
+    @property
+    def gpu(self) -> str:
+        return self._gpu
+
+    @property
+    def plans_once(self) -> bool:
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        return self._description
+
+    def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        if self._planned:
+            # Between superframes nobody waits for all ranks: only what is leased is planned with.
+            return _native.plan(_problem([rank_problem], self._leased_machine(), options))
+        client = _native.NativeClient(self._where.address, {})
+        try:
+            answer = client.call(
+                "CreatePlan",
+                {
+                    "version": {"major": 1, "minor": 0},
+                    "job_id": self._where.job_id,
+                    "job_token": self._where.job_token,
+                    "rank": {**rank_problem, "rank": self._where.rank, "gpu": self._gpu},
+                    "forbidden_tiers": options.get("forbidden_tiers", []),
+                    "level_first": options.get("level_first", False),
+                    "forbid_recompute": options.get("forbid_recompute", False),
+                    "world_size": self._where.world_size,
+                },
+                _PLAN_TIMEOUT_S,
+            )
+        finally:
+            client.close()
+        self._planned = True
+        self._grants = list(answer.get("leases", ()))
+        return {
+            "id": answer.get("plan_id", ""),
+            "epoch": answer.get("plan_epoch", 0),
+            "advice": answer.get("advice", ""),
+            "ranks": [{**answer["plan"], "rank": 0}],
+        }
+
+    def _leased_machine(self) -> dict[str, Any]:
+        own = [d for d in self._description["devices"] if d["uuid"] == self._gpu]
+        devices = [{**d, "lendable_bytes": 0} for d in own]
+        links = []
+        for grant in self._grants:
+            host = grant.get("tier") in ("TIER_HOST", 2)
+            devices.append(
+                {
+                    "uuid": grant["device"],
+                    "node": own[0].get("node", "") if own else "",
+                    "is_host": host,
+                    "usable_bytes": int(grant["bytes"]),
+                    "lendable_bytes": int(grant["bytes"]),
+                }
+            )
+            links.append(
+                {
+                    "from": self._gpu,
+                    "to": grant["device"],
+                    "bytes_per_second": _ASSUMED_BYTES_PER_SECOND,
+                    "kind": "leased",
+                }
+            )
+        return {"devices": devices, "links": links}
+
+    def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> Engine:
+        leases = [
+            {
+                "device": grant["device"],
+                "tier": grant["tier"],
+                "bytes": int(grant["bytes"]),
+                "lease_id": grant.get("lease_id", ""),
+                "token": grant.get("token", ""),
+                "worker_socket": grant.get("worker_socket", "")
+                or os.environ.get("HYPERFRAMES_WORKER_SOCKET", ""),
+            }
+            for grant in ([] if options.get("no_lenders") else self._grants)
+        ]
+        return _native.NativeEngine(
+            self._machine, _engine_options(self._gpu, plan, leases, options)
+        )
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,290 @@
+"""What takes the place of a saved tensor: kept where it is, or moved and brought back.
+
+Rules that every line here serves (each broken one gave somebody a silent wrong gradient):
+ * identity is the storage with a living reference, never an address;
+ * a packed object remembers the version counter, and unpack raises eager's error when an in-place
+   change happened after saving, because PyTorch stops checking once hooks are installed;
+ * the destruction of the packed objects frees a slot; unpack never does (retain_graph);
+ * a view comes back with its size, stride, offset and dtype in one storage shared by all views.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from ._blocks import Record
+from ._engine import TIER_NAMES, Engine
+from ._meter import observe_everywhere
+from .errors import HyperFramesError, error_from_code
+
+_empties: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+
+
+def version_probe(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that shares the version counter of ``tensor`` without holding its storage."""
+    probe = tensor.detach()
+    if tensor.layout is not torch.strided:
+        return probe  # Holds its memory: there is no storage to let go of.
+    key = (tensor.device, tensor.dtype)
+    empty = _empties.get(key)
+    if empty is None:
+        empty = _empties[key] = torch.empty(0, device=tensor.device, dtype=tensor.dtype)
+    probe.data = empty
+    return probe
+
+
+def modified_error(type_name: str, size: tuple[int, ...], now: int, expected: int) -> RuntimeError:
+    """Eager's own error for an in-place change after saving."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{type_name} {list(size)}] is at version {now}; expected version {expected} "
+        "instead. Hint: enable anomaly detection to find the operation that failed to compute its "
+        "gradient, with torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+def current_stream(device: torch.device) -> int:
+    """The stream that computes now. Asked each time: models change streams."""
+    if device.type == "cuda":
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return 0
+
+
+class View:
+    """Geometry of a tensor over its storage, to build it again over another one."""
+
+    __slots__ = ("dtype", "offset", "size", "stride")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        strided = tensor.layout is torch.strided
+        self.size = tuple(tensor.size())
+        self.stride = tuple(tensor.stride()) if strided else ()
+        self.offset = int(tensor.storage_offset()) if strided else 0
+        self.dtype = tensor.dtype
+
+    def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """The same view over ``storage``."""
+        base = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return base.set_(storage, self.offset, self.size, self.stride)
+
+
+class Kept:
+    """A saved tensor that stays where it is. Detached: the tensor itself would be a cycle."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.version = tensor._version
+        self.tensor = tensor.detach()
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, or eager's error after an in-place change."""
+        if self.tensor._version != self.version:
+            raise modified_error(
+                self.tensor.type(), tuple(self.tensor.size()), self.tensor._version, self.version
+            )
+        return self.tensor
+
+
+class Entry:
+    """A storage that was moved. Its slot is freed when the last Moved that needs it is gone."""
+
+    __slots__ = (
+        "__weakref__", "handle", "lock", "nbytes", "prefetched", "prefetched_stream", "reload",
+        "shared", "store", "tier", "where",
+    )  # fmt: skip
+
+    def __init__(
+        self, store: FrameStore, handle: int, nbytes: int, tier: int, where: str, shared: bool
+    ) -> None:
+        self.store = store
+        self.handle = handle
+        self.nbytes = nbytes
+        self.tier = tier
+        self.where = where  # "h.3 storage 4", for errors.
+        self.shared = shared
+        self.lock = threading.RLock()
+        self.reload: weakref.ref[torch.UntypedStorage] | None = None
+        self.prefetched: torch.UntypedStorage | None = None
+        self.prefetched_stream = 0
+
+    def is_reloaded(self) -> bool:
+        """A reload buffer of it is alive or on its way."""
+        return self.prefetched is not None or (
+            self.reload is not None and self.reload() is not None
+        )
+
+    def prefetch(self) -> None:
+        """Starts a reload ahead of its consumer."""
+        with self.lock:
+            if self.is_reloaded():
+                return
+            storage = self.store.allocate(self.nbytes)
+            stream = current_stream(self.store.device)
+            self.store.engine.fetch(self.handle, storage.data_ptr(), True, stream)
+            # Held until consumed: the engine writes to it.
+            self.prefetched, self.prefetched_stream = storage, stream
+
+    def acquire(self) -> torch.UntypedStorage:
+        """The bytes, on the computing device. Unpacks share one buffer while any view lives."""
+        with self.lock:
+            alive = self.reload() if self.reload is not None else None
+            if alive is not None and self.shared:
+                return alive
+            stream = current_stream(self.store.device)
+            storage = self.prefetched
+            try:
+                if storage is None:
+                    storage = self.store.allocate(self.nbytes)
+                    self.store.engine.fetch(self.handle, storage.data_ptr(), False, stream)
+                self.store.engine.wait(self.handle, stream)
+            except HyperFramesError as error:
+                raise error_from_code(
+                    error.code, f"{self.where} ({self.nbytes} bytes): {error}"
+                ) from error
+            self.prefetched = None
+            self.reload = weakref.ref(storage)
+            return storage
+
+    def __del__(self) -> None:
+        # Runs on any thread at any moment: only the engine is called, never torch.
+        if sys.is_finalizing():
+            return
+        try:
+            if self.prefetched is not None:
+                # The engine may still be writing to the buffer that dies with this object.
+                self.store.engine.wait(self.handle, self.prefetched_stream)
+        except Exception:  # Nothing to tell and nobody to tell it to: Drop follows.
+            self.store.failed_drops += 1
+        try:
+            self.store.live.discard(self.handle)
+            self.store.engine.drop(self.handle)
+        except Exception:
+            self.store.failed_drops += 1
+
+
+class Moved:
+    """A saved tensor whose storage waits elsewhere."""
+
+    __slots__ = ("entry", "probe", "type_name", "version", "view")
+
+    def __init__(self, tensor: torch.Tensor, entry: Entry) -> None:
+        self.view = View(tensor)
+        self.entry = entry
+        self.version = tensor._version
+        self.probe = version_probe(tensor)
+        self.type_name = tensor.type()
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor again: same bytes, size, stride, offset. The slot stays."""
+        if self.probe._version != self.version:
+            raise modified_error(self.type_name, self.view.size, self.probe._version, self.version)
+        tensor = self.view.over(self.entry.acquire())
+        self.entry.store.start_prefetches()
+        return tensor
+
+
+class FrameStore:
+    """The moved storages of one session, their sources under way, and their reload buffers."""
+
+    def __init__(self, engine: Engine, device: torch.device) -> None:
+        self.engine = engine
+        self.device = device
+        self.live: set[int] = set()
+        self.stash: dict[int, torch.Tensor] = {}
+        self.sources: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
+        self.failed_drops = 0
+        self._entries: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
+
+    def allocate(self, nbytes: int) -> torch.UntypedStorage:
+        """A reload buffer from torch's own allocator, aligned as eager's tensors are."""
+        storage = torch.empty(nbytes, dtype=torch.uint8, device=self.device).untyped_storage()
+        observe_everywhere(storage)
+        return storage
+
+    def move(
+        self,
+        tensor: torch.Tensor,
+        record: Record,
+        *,
+        micro_batch: int,
+        block_index: int,
+        tier: int,
+        lender: str,
+        preferred_offset: int,
+        shared: bool,
+    ) -> Moved | None:
+        """Starts the copy-out of the tensor's whole storage; None: it stays.
+
+        A storage that was changed in place since it was moved is moved again: its old bytes belong
+        to the tensors saved before the change.
+        """
+        known: tuple[weakref.ref[Entry], torch.Tensor, int] | None = record.entry
+        if known is not None:
+            entry = known[0]()
+            # Other version counter, or another version of it: other bytes for all we know.
+            if entry is not None and known[1]._version == known[2] == tensor._version:
+                return Moved(tensor, entry)
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        placed = self.engine.put(
+            micro_batch, block_index, record.ordinal, storage.data_ptr(), nbytes, tier, lender,
+            preferred_offset, current_stream(self.device),
+        )  # fmt: skip
+        if placed.handle == 0:
+            self.release_sources()
+            return None
+        self.stash[placed.handle] = tensor.detach()
+        self.live.add(placed.handle)
+        where = f"{record.block} storage {record.ordinal} on {TIER_NAMES[placed.tier]} {lender}"
+        entry = Entry(self, placed.handle, nbytes, placed.tier, where.rstrip(), shared)
+        self._entries[placed.handle] = entry
+        self.sources[placed.handle] = (weakref.ref(storage), nbytes, record.block)
+        moved = Moved(tensor, entry)
+        record.entry = (weakref.ref(entry), moved.probe, moved.version)
+        self.release_sources()
+        return moved
+
+    def release_sources(self, limit: int = -1) -> None:
+        """Lets go of sources whose copy-out no longer needs them."""
+        if self.stash:
+            for handle in self.engine.take_releasable(limit, current_stream(self.device)):
+                self.stash.pop(handle, None)
+
+    def start_prefetches(self) -> None:
+        """Starts the reloads that the engine finds due."""
+        self.release_sources()
+        for handle, _ in self.engine.next_to_prefetch():
+            entry = self._entries.get(handle)
+            if entry is not None:
+                entry.prefetch()
+
+    def held_elsewhere(self) -> dict[str, int]:
+        """Bytes, by block, that were moved but whose source somebody else keeps alive."""
+        held: dict[str, int] = {}
+        for handle, (source, nbytes, block) in list(self.sources.items()):
+            if handle not in self.live:
+                del self.sources[handle]
+            elif handle not in self.stash and source() is not None:
+                held[block] = held.get(block, 0) + nbytes
+        return held
+
+    def quiesce(self) -> bool:
+        """A quiescent point. False: frames are still alive, nothing was done."""
+        if self.live:
+            return False
+        self.release_sources(0)
+        self.stash.clear()
+        self.sources.clear()
+        self.engine.quiesce()
+        return True
+
+
+def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    """dtype and shape as profiles carry them."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}

@@ -1,0 +1,215 @@
+"""The plans of one session: one per input shape, made from the profile or learned from a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any
+
+from . import _native
+from ._blocks import LOSS, REST
+from ._config import Limits
+from ._engine import Backend
+from .errors import ResourceExhausted
+from .plan import Plan, pin_blocks, rank_problem, read_plan
+from .profile import BlockInfo, Profile, Signature, StorageInfo
+
+_MOST_PLANS = 64
+_MOST_LESSONS = 3  # New plans for one shape because a step saved other storages than profiled.
+_WATCHED_STEPS = 16
+_SLOWDOWN_ALLOWED = 1.05
+_FRACTIONS = (0.8, 0.65, 0.5, 0.4, 0.3, 0.2)
+
+
+class PlanBook:
+    """Plans by signature, bounded. Not thread-safe: forwards of one session are sequential."""
+
+    def __init__(
+        self, backend: Backend, profile: Profile, limits: Limits, pins: Mapping[str, str]
+    ) -> None:
+        self._backend = backend
+        self._base = profile
+        self.limits = limits
+        self._pins = pins
+        self._plans: OrderedDict[Signature, tuple[Plan, Profile]] = OrderedDict()
+        self._lessons: dict[Signature, int] = {}
+        self._learned: dict[tuple[str, int], StorageInfo] = {}
+        self._newness: deque[bool] = deque(maxlen=_WATCHED_STEPS)
+        self._advised = False
+        self.no_lenders = False
+
+    def first(self) -> Plan:
+        """The plan for the profile's own shape, made with all ranks of the job."""
+        if self.limits.budget is None and self.limits.activation_budget is None:
+            self.limits = self._recommend()
+        plan = self._make(self._base, group=True)
+        self._remember(self._base.signature, plan, self._base)
+        return plan
+
+    def current(self, signature: Signature) -> Plan:
+        """The plan for a forward with these inputs; a new shape gets a scaled one at once."""
+        found = self._plans.get(signature)
+        self._newness.append(found is None)
+        if found is not None:
+            self._plans.move_to_end(signature)
+            return found[0]
+        self._advise()
+        scaled = self._base.scaled(signature)
+        plan = self._replan(scaled)
+        self._remember(signature, plan, scaled)
+        return plan
+
+    def learn(self, signature: Signature, block: str, storage: StorageInfo) -> None:
+        """A forward saved a storage that its plan does not have, or only as an estimate."""
+        if self._lessons.get(signature, 0) < _MOST_LESSONS:
+            self._learned[block, storage.ordinal] = storage
+
+    def apply_lessons(self, signature: Signature) -> bool:
+        """At a quiescent point: a new plan with what the last step taught. True when it changed."""
+        learned, self._learned = self._learned, {}
+        found = self._plans.get(signature)
+        if not learned or found is None:
+            return False
+        self._lessons[signature] = self._lessons.get(signature, 0) + 1
+        while len(self._lessons) > _MOST_PLANS:
+            del self._lessons[next(iter(self._lessons))]
+        profile = _with_storages(found[1], learned)
+        self._remember(signature, self._replan(profile), profile)
+        return True
+
+    def drop_lenders(self) -> None:
+        """A lease was asked back: from now on plan without any."""
+        self.no_lenders = True
+        self._plans.clear()
+
+    def _remember(self, signature: Signature, plan: Plan, profile: Profile) -> None:
+        self._plans[signature] = (plan, profile)
+        self._plans.move_to_end(signature)
+        while len(self._plans) > _MOST_PLANS:
+            self._plans.popitem(last=False)
+
+    def _options(self, group: bool) -> dict[str, Any]:
+        forbidden = self.limits.forbidden
+        return {
+            "forbidden_tiers": [
+                f"TIER_{word.upper()}" for word in forbidden if word != "recompute"
+            ],
+            "forbid_recompute": "recompute" in forbidden,
+            "level_first": self.limits.objective == "level",
+            "host_budget": self.limits.host_budget,
+            "no_lenders": self.no_lenders,
+            "group": group,
+        }
+
+    def _make(self, profile: Profile, *, group: bool = False, limits: Limits | None = None) -> Plan:
+        limits = limits or self.limits
+        problem = rank_problem(
+            profile,
+            rank=0,
+            gpu=self._backend.gpu,
+            budget=limits.budget,
+            activation_budget=limits.activation_budget,
+        )
+        raw = self._backend.plan(problem, self._options(group))
+        return read_plan(pin_blocks(raw, profile, 0, self._pins), profile, 0)
+
+    def _replan(self, profile: Profile) -> Plan:
+        try:
+            return self._make(profile)
+        except ResourceExhausted as error:
+            # Training goes on with the thriftiest plan there is; the user is told what would fit.
+            warnings.warn(
+                f"HyperFrames: inputs {profile.signature} do not fit the budget ({error}); this "
+                "shape runs with everything recomputed or moved that can be.",
+                stacklevel=2,
+            )
+            return self._thriftiest(profile)
+
+    def _thriftiest(self, profile: Profile) -> Plan:
+        """The tightest of a few relaxed budgets that the planner accepts."""
+        total = profile.activation_bytes
+        for fraction in (*reversed(_FRACTIONS), 1.0, 2.0):
+            limits = dataclasses.replace(
+                self.limits, budget=None, activation_budget=int(total * fraction)
+            )
+            try:
+                return self._make(profile, limits=limits)
+            except ResourceExhausted:
+                continue
+        return self._make(
+            profile, limits=dataclasses.replace(self.limits, budget=None, activation_budget=None)
+        )
+
+    def _recommend(self) -> Limits:
+        """The smallest activation budget of a few whose predicted step is not 5 % slower."""
+        if self._backend.plans_once:
+            return self.limits  # The coordinator knows what is free and binds by that.
+        try:
+            free = self._make(self._base)
+        except ResourceExhausted:
+            return self.limits  # first() reports it with the smallest budget that works.
+        total = max(free.activation_bytes, free.predicted_activation_peak)
+        best: tuple[int, float] | None = None
+        for fraction in _FRACTIONS:
+            budget = int(total * fraction)
+            try:
+                plan = self._make(
+                    self._base,
+                    limits=dataclasses.replace(self.limits, activation_budget=budget),
+                )
+            except ResourceExhausted:
+                break
+            if plan.predicted_step_s > free.predicted_step_s * _SLOWDOWN_ALLOWED:
+                break
+            best = budget, plan.predicted_step_s
+        if best is None:
+            print(
+                "HyperFrames: no budget given, and every smaller one costs more than 5 % of a "
+                f"step: running with {_native.format_bytes(total)} of activations.",
+                flush=True,
+            )
+            return self.limits
+        slower = best[1] / free.predicted_step_s - 1 if free.predicted_step_s else 0.0
+        print(
+            f"HyperFrames: no budget given, recommended activation_budget="
+            f"{_native.format_bytes(best[0])} of {_native.format_bytes(total)}, predicted step "
+            f"{slower:+.1%}.",
+            flush=True,
+        )
+        return dataclasses.replace(self.limits, activation_budget=best[0])
+
+    def _advise(self) -> None:
+        if (
+            not self._advised
+            and len(self._newness) == _WATCHED_STEPS
+            and sum(self._newness) > _WATCHED_STEPS // 2
+        ):
+            self._advised = True
+            warnings.warn(
+                f"HyperFrames: {sum(self._newness)} of the last {_WATCHED_STEPS} forwards had "
+                "input shapes never seen before, so their plans are estimates. Pad inputs to a few "
+                "lengths, or use activation checkpointing for this data.",
+                stacklevel=2,
+            )
+
+
+def _with_storages(profile: Profile, learned: Mapping[tuple[str, int], StorageInfo]) -> Profile:
+    blocks = [dataclasses.replace(b, storages=list(b.storages)) for b in profile.blocks]
+    by_name = {block.name: block for block in blocks}
+    for (name, ordinal), storage in sorted(learned.items()):
+        block = by_name.get(name)
+        if block is None:
+            block = by_name[name] = BlockInfo(name, keep_reason="not in the profile")
+            if name == REST:
+                blocks.insert(0, block)
+            elif name != LOSS and blocks and blocks[-1].name == LOSS:
+                blocks.insert(len(blocks) - 1, block)
+            else:
+                blocks.append(block)
+        block.storages = sorted(
+            [s for s in block.storages if s.ordinal != ordinal] + [storage],
+            key=lambda s: s.ordinal,
+        )
+    return dataclasses.replace(profile, blocks=blocks, exact=True)

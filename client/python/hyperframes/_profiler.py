@@ -1,0 +1,382 @@
+"""Measures a model block by block, so that it works where the whole step would not fit."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from . import _guard
+from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
+from ._frames import describe_tensor
+from ._meter import parameter_storages, passing_hooks
+from ._refusals import is_compiled, refuse_checkpointing, unwrap
+from .errors import FailedPrecondition
+from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
+
+_RUNS = 2  # Two, so that what differs between them is never placed by guess.
+
+
+def as_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
+    if isinstance(sample_input, Mapping):
+        return (), dict(sample_input)
+    if isinstance(sample_input, (tuple, list)):
+        return tuple(sample_input), {}
+    return (sample_input,), {}
+
+
+def profile(
+    model: nn.Module,
+    sample_input: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    blocks: Iterable[str] | None = None,
+    allow_checkpointing: bool = False,
+) -> Profile:
+    """Measures what each block leaves for backward. Gradients, buffers and random state are as
+    before.
+
+    Args:
+        model: in the mode (train or eval) in which it will run.
+        sample_input: the forward's input: a tensor, a tuple of arguments, or a dict of keywords.
+        dtype: runs under autocast to it, when given.
+        loss_fn: from the model's output to the loss; what it saves is the block "loss".
+        optimizer: for the bill of memory.
+        blocks: dotted names of blocks, where the default (layers of a ModuleList) is not meant.
+        allow_checkpointing: measure a model whose own checkpointing is on.
+
+    Raises:
+        FailedPrecondition: gradient checkpointing is on, or an offloader is at work.
+        InvalidArgument: an unknown block.
+    """
+    root = unwrap(model)
+    refuse_checkpointing(root, allow_checkpointing)
+    args, kwargs = as_arguments(sample_input)
+    run = _Run(root, discover_blocks(root, blocks), allow_checkpointing)
+    cpu_rng = torch.get_rng_state()
+    gpu_rng = torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None
+    try:
+        with torch.enable_grad(), _autocast(run.device, dtype):
+            run.forward(args, kwargs, loss_fn)
+    finally:
+        torch.set_rng_state(cpu_rng)
+        if gpu_rng is not None:
+            torch.cuda.set_rng_state(gpu_rng, run.device)
+    weights, gradients, states, buffers = resident_bill(root, optimizer)
+    return Profile(
+        blocks=run.in_order(),
+        signature=signature_of(args, kwargs),
+        dtype=str(dtype or next(root.parameters()).dtype).removeprefix("torch."),
+        parameter_bytes=weights,
+        gradient_bytes=gradients,
+        optimizer_bytes=states,
+        buffer_bytes=buffers,
+        parameters=sum(p.numel() for p in root.parameters()),
+    )
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """The device of the first parameter. FailedPrecondition: a model without parameters."""
+    for parameter in model.parameters():
+        return parameter.device
+    raise FailedPrecondition("The model has no parameters: there is nothing to train.")
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
+    if dtype is None or dtype is torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
+
+
+@contextlib.contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Sets ``module.forward`` on the instance and puts back exactly what was there."""
+    had = "forward" in module.__dict__
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if had:
+            module.__dict__["forward"] = before
+        else:
+            module.__dict__.pop("forward", None)
+
+
+class _Run:
+    """One profiling forward."""
+
+    def __init__(
+        self, root: nn.Module, blocks: dict[str, nn.Module], allow_checkpointing: bool
+    ) -> None:
+        self._root = root
+        self._blocks = blocks
+        self._allow_checkpointing = allow_checkpointing
+        self.device = model_device(root)
+        self._parameters = parameter_storages(root)
+        self._ledger = Ledger(self.device)
+        self._found: dict[str, BlockInfo] = {}
+        self._running = ""
+
+    def in_order(self) -> list[BlockInfo]:
+        """REST first, for it may live all the step; LOSS last."""
+        blocks = [block for name, block in self._found.items() if name not in (REST, LOSS)]
+        rest, loss = self._found.get(REST), self._found.get(LOSS)
+        if rest is not None and rest.storages:
+            blocks.insert(0, rest)
+        if loss is not None:
+            blocks.append(loss)
+        return blocks
+
+    def forward(
+        self, args: Any, kwargs: Any, loss_fn: Callable[[Any], torch.Tensor] | None
+    ) -> None:
+        """The user's forward with every block measured, then the loss."""
+        ledger = self._ledger
+        ledger.begin_forward()
+        ledger.in_root = True
+        rest = self._found[REST] = BlockInfo(REST, keep_reason="outside every block")
+        seen: dict[int, StorageInfo] = {}
+        with contextlib.ExitStack() as stack:
+            _guard.listen(self._see_hooks)
+            stack.callback(_guard.unlisten, self._see_hooks)
+            for name, module in self._blocks.items():
+                stack.enter_context(replaced_forward(module, self._measured(name, module)))
+            with passing_hooks(lambda t: self._saved(t, REST, seen), lambda t: t):
+                output = self._root(*args, **kwargs)
+            ledger.in_root = False
+            rest.storages = list(seen.values())
+            if loss_fn is not None:
+                self._measure(LOSS, None, loss_fn, (output,), {}, "the loss is outside the model")
+
+    def _see_hooks(self, hooks: Any) -> None:
+        if isinstance(hooks, passing_hooks) or self._allow_checkpointing:
+            return
+        if _guard.is_checkpoint(hooks):
+            raise FailedPrecondition(
+                f"{self._running or 'The model'} calls torch.utils.checkpoint: its activations "
+                "would be recomputed twice. Call model.gradient_checkpointing_disable() or remove "
+                "the checkpoint call, or pass allow_checkpointing=True."
+            )
+
+    def _measured(self, name: str, module: nn.Module) -> Callable[..., Any]:
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or self._running:
+                return original(*args, **kwargs)
+            return self._measure(name, module, original, args, kwargs, "")
+
+        return forward
+
+    def _saved(
+        self, tensor: torch.Tensor, block: str, found: dict[int, StorageInfo]
+    ) -> torch.Tensor:
+        reason = stays_reason(tensor, self.device, self._parameters)
+        if tensor.layout is torch.strided and tensor.device == self.device:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._parameters and storage.nbytes():
+                record, _ = self._ledger.classify(storage)
+                if record.block == block:
+                    info = found.get(record.ordinal)
+                    if info is None:
+                        info = found[record.ordinal] = StorageInfo(
+                            record.ordinal,
+                            storage.nbytes(),
+                            is_input=record.is_input,
+                            unmovable_reason=reason,
+                            **describe_tensor(tensor),
+                        )
+                    info.consumers += 1
+        return tensor.detach()
+
+    def _measure(
+        self,
+        name: str,
+        module: nn.Module | None,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        keep_reason: str,
+    ) -> Any:
+        leaves, spec = _pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        snapshot = self._ledger.snapshot()
+        rng = torch.get_rng_state()
+        gpu_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        buffers = [] if module is None else [(b, b.detach().clone()) for b in module.buffers()]
+        runs: list[BlockInfo] = []
+        outputs: list[Any] = []
+        self._running = name
+        try:
+            for index in range(_RUNS):
+                if index:
+                    self._ledger.restore(snapshot)
+                    torch.set_rng_state(rng)
+                    if gpu_rng is not None:
+                        torch.cuda.set_rng_state(gpu_rng, self.device)
+                fresh = [
+                    leaf.detach().requires_grad_(leaf.requires_grad)
+                    if isinstance(leaf, torch.Tensor)
+                    else leaf
+                    for leaf in leaves
+                ]
+                versions = [tensor._version for tensor in tensors]
+                info, output = self._once(name, module, forward, fresh, spec)
+                if [tensor._version for tensor in tensors] != versions:
+                    info.keep_reason = "changes its input in place"
+                if _restore_buffers(buffers) and index + 1 < _RUNS:
+                    info.keep_reason = "updates a buffer"
+                runs.append(info)
+                outputs.append(output)
+        finally:
+            self._running = ""
+        result = _merged(runs)
+        result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
+        self._found[result.name] = result
+        return outputs[-1]
+
+    def _why_kept(self, module: nn.Module | None, outputs: list[Any]) -> str:
+        if module is not None and is_compiled(module):
+            return "compiled"
+        if not _same(outputs[0], outputs[1]):
+            return "two runs from one random state differ"
+        return ""
+
+    def _once(
+        self,
+        name: str,
+        module: nn.Module | None,
+        forward: Callable[..., Any],
+        leaves: Any,
+        spec: Any,
+    ) -> tuple[BlockInfo, Any]:
+        args, kwargs = _pytree.tree_unflatten(leaves, spec)
+        found: dict[int, StorageInfo] = {}
+        if module is None:
+            key = name
+        else:
+            key = self._ledger.enter(name, module, args, kwargs).key
+            self._list_inputs(key, leaves, found)
+        info = BlockInfo(key)
+        base = self._start_peak()
+        _synchronize(self.device)
+        start = time.perf_counter()
+        try:
+            with passing_hooks(lambda t: self._saved(t, key, found), lambda t: t):
+                output = forward(*args, **kwargs)
+        finally:
+            if module is not None:
+                self._ledger.leave(module)
+        _synchronize(self.device)
+        info.forward_s = time.perf_counter() - start
+        info.storages = sorted(found.values(), key=lambda storage: storage.ordinal)
+        info.backward_s = _time_backward(output, leaves, module, self.device)
+        if base >= 0:
+            peak = torch.cuda.max_memory_allocated(self.device) - base
+            info.transient_bytes = max(0, peak - info.nbytes)
+        info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
+        flat = _pytree.tree_leaves(output)
+        info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]
+        detached = _pytree.tree_map(
+            lambda x: (
+                x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+            ),
+            output,
+        )
+        return info, detached
+
+    def _start_peak(self) -> int:
+        if self.device.type != "cuda":
+            return -1
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return int(torch.cuda.memory_allocated(self.device))
+
+    def _list_inputs(self, key: str, leaves: list[Any], found: dict[int, StorageInfo]) -> None:
+        """Inputs wait under RECOMPUTE even where the block itself does not save them."""
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+                continue
+            storage = leaf.untyped_storage()
+            record = self._ledger.find(storage)
+            if (
+                record is not None
+                and record.block == key
+                and record.ordinal not in found
+                and storage.nbytes()
+                and storage._cdata not in self._parameters
+            ):
+                found[record.ordinal] = StorageInfo(
+                    record.ordinal,
+                    storage.nbytes(),
+                    is_input=True,
+                    unmovable_reason=stays_reason(leaf, self.device, self._parameters),
+                    **describe_tensor(leaf),
+                )
+
+
+def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Puts buffers back; True when one had been changed."""
+    changed = False
+    with torch.no_grad():
+        for buffer, before in saved:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+                changed = True
+    return changed
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time_backward(
+    output: Any, leaves: list[Any], module: nn.Module | None, device: torch.device
+) -> float:
+    """Seconds of the block's own backward. Gradients go nowhere: hooks of DDP must not see them."""
+    outs = [
+        x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad
+    ]
+    wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+    if module is not None:
+        wanted += [p for p in module.parameters() if p.requires_grad]
+    outs = [x for x in outs if x.grad_fn is not None]
+    if not outs or not wanted:
+        return 0.0
+    start = time.perf_counter()
+    torch.autograd.grad(outs, wanted, [torch.ones_like(x) for x in outs], allow_unused=True)
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def _same(first: Any, second: Any) -> bool:
+    a, b = _pytree.tree_leaves(first), _pytree.tree_leaves(second)
+    return len(a) == len(b) and all(
+        x.shape == y.shape and torch.equal(x.detach().nan_to_num(), y.detach().nan_to_num())
+        for x, y in zip(a, b, strict=True)
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+    )
+
+
+def _merged(runs: list[BlockInfo]) -> BlockInfo:
+    """The last run with the least times; a storage that differed between runs is unstable."""
+    first, last = runs[0], runs[-1]
+    before = {storage.ordinal: storage for storage in first.storages}
+    for storage in last.storages:
+        other = before.get(storage.ordinal)
+        storage.unstable = other is None or other.nbytes != storage.nbytes
+    last.forward_s = min(run.forward_s for run in runs)
+    last.backward_s = min(run.backward_s for run in runs)
+    last.keep_reason = next((run.keep_reason for run in runs if run.keep_reason), "")
+    if not last.keep_reason and len(first.storages) != len(last.storages):
+        last.keep_reason = "two runs saved a different number of tensors"
+    return last

@@ -1,0 +1,509 @@
+"""The context that a user enters: hooks on the blocks, one pair of saved-tensor hooks, the plan."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _guard
+from ._backend import make_backend
+from ._blocks import Ledger, discover_blocks, stays_reason
+from ._config import Size, mode, parse_limits
+from ._engine import KEEP, Backend
+from ._frames import FrameStore, Kept, describe_tensor
+from ._meter import (
+    ActivationMeter,
+    announce,
+    observe_everywhere,
+    parameter_storages,
+    passing_hooks,
+    top_hooks,
+    withdraw,
+)
+from ._planbook import PlanBook
+from ._profiler import model_device, profile
+from ._recompute import RecomputeFrame
+from ._refusals import is_compiled, refuse_checkpointing, unwrap
+from .errors import FailedPrecondition, Unimplemented
+from .plan import Plan
+from .profile import Profile, Signature, StorageInfo, signature_of
+
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+_sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
+
+
+class Session:
+    """One ``with hf.hyperframes(...)``. Public methods: plan, stats(), explain()."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        profile: Profile | None = None,
+        sample_input: Any = None,
+        loss_fn: Callable[[Any], torch.Tensor] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        dtype: torch.dtype | None = None,
+        blocks: Iterable[str] | None = None,
+        budget: Size = None,
+        activation_budget: Size = None,
+        host_budget: Size = None,
+        forbid: Iterable[str] = (),
+        pin: Mapping[str, str] | None = None,
+        objective: str = "time",
+        verify: bool = False,
+        allow_checkpointing: bool = False,
+        _backend: Backend | None = None,
+        _chaos: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model = model
+        self._off = mode() == "off"
+        if self._off:
+            return
+        self._root = unwrap(model)
+        self._limits = parse_limits(budget, activation_budget, host_budget, forbid, objective)
+        self._pins = dict(pin or {})
+        self._allow_checkpointing = allow_checkpointing
+        refuse_checkpointing(self._root, allow_checkpointing)
+        self._block_names = list(blocks) if blocks is not None else None
+        self._blocks = discover_blocks(self._root, self._block_names)
+        self._profile = profile
+        self._sample: dict[str, Any] = {
+            "sample_input": sample_input, "loss_fn": loss_fn, "optimizer": optimizer,
+            "dtype": dtype,
+        }  # fmt: skip
+        self._engine_options = {"verify": verify, "chaos": dict(_chaos) if _chaos else None}
+        self._backend = _backend
+        self._entered = False
+        self._suspended = False
+        self._undo: list[Callable[[], None]] = []
+        self._hooks: passing_hooks | None = None
+        self._book: PlanBook | None = None
+        self._plan: Plan | None = None
+        self._store: FrameStore | None = None
+        self._leased: dict[str, int] = {}
+        self._parameters: set[int] = set()
+        self._signature: Signature = ()
+        self._micro_batch = 0
+        self._recompute_ns = 0
+        self._counts = {
+            "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
+            "recomputed_blocks": 0, "checkpoints_seen": 0,
+        }  # fmt: skip
+        self._held: dict[str, int] = {}
+        self._last_engine_stats: dict[str, Any] = {}
+
+    # ---- Entering and leaving ----
+
+    def __enter__(self) -> nn.Module:
+        if self._off:
+            return self._model
+        if self._entered:
+            raise FailedPrecondition("This context was entered before: make a new one.")
+        self._refuse_offloaders()
+        self._entered = True
+        self._device = model_device(self._root)
+        self._ledger = Ledger(self._device)
+        self._meter = ActivationMeter(self._root)
+        if self._backend is None:
+            self._backend = make_backend(self._device)
+        if self._profile is None and self._sample["sample_input"] is not None:
+            self._profile = profile(
+                self._root,
+                blocks=self._block_names,
+                allow_checkpointing=self._allow_checkpointing,
+                **self._sample,
+            )
+        if self._profile is not None:
+            self._start(self._profile)
+        try:
+            self._install()
+        except BaseException:
+            self._uninstall(*sys.exc_info())
+            raise
+        _sessions[self._model] = self
+        return self._model
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._off:
+            return
+        self._uninstall(kind, error, trace)
+        store = self._store
+        if store is None:
+            return
+        self._end_step()
+        if store.live:
+            # A graph outlives the context (a retained backward, an exception with its traceback):
+            # its frames keep the engine, which closes with the last of them.
+            store.release_sources(0)
+        else:
+            store.quiesce()
+            self._last_engine_stats = store.engine.stats()
+            store.engine.close()
+
+    def _refuse_offloaders(self) -> None:
+        top = top_hooks()
+        if top is not None and not isinstance(getattr(top[0], "__self__", None), ActivationMeter):
+            raise FailedPrecondition(
+                "Saved-tensor hooks are already installed here (an offloader such as "
+                "save_on_cpu, or another HyperFrames context): only one pair runs, so one would "
+                "silently replace the other. Leave that context first."
+            )
+
+    def _install(self) -> None:
+        undo = self._undo
+        root = self._root
+        undo.append(
+            root.register_forward_pre_hook(self._before_root, with_kwargs=True, prepend=True).remove
+        )
+        undo.append(root.register_forward_hook(self._after_root, always_call=True).remove)
+        for name, module in self._blocks.items():
+            self._install_block(name, module)
+        _guard.listen(self._see_hooks)
+        undo.append(lambda: _guard.unlisten(self._see_hooks))
+        self._meter.__enter__()
+        undo.append(lambda: self._meter.__exit__(None, None, None))
+        announce(self)
+        undo.append(lambda: withdraw(self))
+        self._hooks = passing_hooks(self._pack, _unpack)
+        self._hooks.__enter__()
+
+    def _install_block(self, name: str, module: nn.Module) -> None:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._passes():
+                self._ledger.enter_unseen()
+            else:
+                self._ledger.enter(name, module, args, kwargs)
+
+        def after(module: nn.Module, *_: Any) -> None:
+            self._ledger.leave(module)
+
+        undo = self._undo
+        undo.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+        undo.append(module.register_forward_hook(after, always_call=True).remove)
+        if is_compiled(module):
+            return
+        original = module.forward
+        had = "forward" in module.__dict__
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            call = self._ledger.current_block(module)
+            if call is None or self._passes() or not self._recomputes(call.key):
+                return original(*args, **kwargs)
+            frame = RecomputeFrame(
+                call.key, module, original, args, kwargs, self._device, self._count_recompute
+            )
+            return frame.run(args, kwargs)
+
+        def restore() -> None:
+            if had:
+                module.__dict__["forward"] = original
+            else:
+                module.__dict__.pop("forward", None)
+
+        module.forward = forward
+        undo.append(restore)
+
+    def _uninstall(self, *failure: Any) -> None:
+        if self._hooks is not None:
+            self._hooks.__exit__(*failure)
+            self._hooks = None
+        while self._undo:
+            self._undo.pop()()
+
+    # ---- The plan ----
+
+    def _start(self, profile: Profile) -> None:
+        assert self._backend is not None
+        self._book = PlanBook(self._backend, profile, self._limits, self._pins)
+        self._plan = self._book.first()
+        self._limits = self._book.limits
+        self._signature = profile.signature
+        self._open_engine()
+
+    def _open_engine(self) -> None:
+        assert self._backend is not None
+        assert self._plan is not None
+        assert self._book is not None
+        options = {**self._engine_options, "no_lenders": self._book.no_lenders}
+        engine = self._backend.open_engine(self._plan.rank, options)
+        self._leased = self._plan.lease_needs()
+        self._store = FrameStore(engine, self._device)
+
+    def _fit_engine(self) -> None:
+        """At a quiescent point: leases that are too small for the plan are exchanged."""
+        assert self._plan is not None
+        assert self._backend is not None
+        needs = self._plan.lease_needs()
+        short = any(size > self._leased.get(device, 0) for device, size in needs.items())
+        if short and not self._backend.plans_once:
+            assert self._store is not None
+            self._store.engine.close()
+            self._open_engine()
+
+    def _answer_revocation(self) -> None:
+        """A lease is asked back: everything is returned and planned without lenders."""
+        assert self._store is not None
+        assert self._book is not None
+        lease = self._store.engine.take_revocation()
+        if lease is None:
+            return
+        self._store.engine.close()
+        self._book.drop_lenders()
+        self._plan = self._book.current(self._signature)
+        self._open_engine()
+        print(
+            f"HyperFrames: lease {lease} was asked back; from now on nothing is moved.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    # ---- Hooks ----
+
+    def _passes(self) -> bool:
+        """Nothing is planned here: no gradients, profiling, or inside a backward."""
+        return (
+            self._suspended
+            or not torch.is_grad_enabled()
+            or torch._C._current_graph_task_id() != -1
+        )
+
+    def _before_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._passes():
+            return
+        if self._store is None:
+            self._profile_now(args, kwargs)
+        assert self._store is not None
+        assert self._book is not None
+        self._end_step()
+        self._parameters = parameter_storages(self._root)
+        signature = signature_of(args, kwargs)
+        quiescent = self._store.quiesce()
+        self._micro_batch = 0 if quiescent else self._micro_batch + 1
+        if quiescent:
+            self._answer_revocation()
+            self._book.apply_lessons(self._signature)
+            self._counts["steps"] += 1
+        self._plan = self._book.current(signature)
+        if quiescent:
+            self._fit_engine()
+        self._signature = signature
+        self._counts["forwards"] += 1
+        self._ledger.begin_forward()
+        self._ledger.in_root = True
+
+    def _after_root(self, *_: Any) -> None:
+        self._ledger.in_root = False
+
+    def _profile_now(self, args: Any, kwargs: Any) -> None:
+        """Neither profile nor sample was given: the first batch is the sample."""
+        self._suspended = True
+        try:
+            sample = args if not kwargs else None
+            if sample is None and args:
+                raise FailedPrecondition(
+                    "The model is called with positional and keyword arguments together: give "
+                    "hf.hyperframes a profile=."
+                )
+            self._profile = profile(
+                self._root,
+                sample if sample is not None else kwargs,
+                loss_fn=self._sample["loss_fn"],
+                optimizer=self._sample["optimizer"],
+                dtype=self._sample["dtype"],
+                blocks=self._block_names,
+                allow_checkpointing=self._allow_checkpointing,
+            )
+        finally:
+            self._suspended = False
+        self._start(self._profile)
+
+    def _recomputes(self, key: str) -> bool:
+        return self._plan is not None and self._plan.recomputes(key)
+
+    def _count_recompute(self, name: str, nanoseconds: int) -> None:
+        self._recompute_ns += nanoseconds
+        self._counts["recomputed_blocks"] += 1
+
+    def _see_hooks(self, hooks: Any) -> None:
+        if isinstance(hooks, passing_hooks) or self._suspended:
+            return
+        if _guard.is_checkpoint_recomputation(hooks):
+            return
+        where = self._ledger.current().key
+        if _guard.is_checkpoint(hooks):
+            if self._allow_checkpointing:
+                self._counts["checkpoints_seen"] += 1
+                return
+            raise FailedPrecondition(
+                f"Gradient checkpointing is already on: {where} calls torch.utils.checkpoint. "
+                "HyperFrames decides itself what is recomputed. Call "
+                "model.gradient_checkpointing_disable() or remove the checkpoint call, or pass "
+                "allow_checkpointing=True."
+            )
+        raise FailedPrecondition(
+            f"{type(hooks).__name__} was entered in {where}: it would replace HyperFrames' hooks "
+            "there and take its tensors out of the plan. Remove it, or leave HyperFrames first."
+        )
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if type(tensor).__torch_dispatch__ is not _PLAIN:
+            raise Unimplemented(
+                f"{self._ledger.current().key} saves a {type(tensor).__name__} for backward, a "
+                "tensor subclass that HyperFrames cannot move or rebuild: unwrap it (for DTensor: "
+                "to_local()), or run this model with HYPERFRAMES_MODE=off."
+            )
+        reason = stays_reason(tensor, self._device, self._parameters)
+        if tensor.layout is not torch.strided or tensor.device != self._device:
+            return Kept(tensor)
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        if not nbytes or storage._cdata in self._parameters:
+            return Kept(tensor)
+        observe_everywhere(storage)
+        plan, store = self._plan, self._store
+        # PyTorch calls this with gradients off; what a backward saves was never planned.
+        inside_backward = torch._C._current_graph_task_id() != -1
+        if self._suspended or inside_backward or plan is None or store is None:
+            return Kept(tensor)
+        record, is_new = self._ledger.classify(storage)
+        decision = plan.lookup(record.block, record.ordinal, nbytes)
+        if decision is None or not plan.exact:
+            self._learn(tensor, record.block, record.ordinal, record.is_input, nbytes, reason)
+        if decision is None:
+            if is_new:
+                self._counts["unplanned_storages"] += 1
+                self._counts["unplanned_bytes"] += nbytes
+            return Kept(tensor)
+        if reason or decision.tier == KEEP:
+            return Kept(tensor)
+        return store.move(
+            tensor,
+            record,
+            micro_batch=self._micro_batch,
+            block_index=plan.index[record.block],
+            tier=decision.tier,
+            lender=decision.device,
+            preferred_offset=decision.preferred_offset,
+            shared=not self._in_compiled_block(),
+        ) or Kept(tensor)
+
+    def _in_compiled_block(self) -> bool:
+        module = self._ledger.current().module
+        return module is not None and is_compiled(module)
+
+    def _learn(
+        self,
+        tensor: torch.Tensor,
+        block: str,
+        ordinal: int,
+        is_input: bool,
+        nbytes: int,
+        reason: str,
+    ) -> None:
+        if self._book is None or self._micro_batch:
+            return
+        self._book.learn(
+            self._signature,
+            block,
+            StorageInfo(
+                ordinal,
+                nbytes,
+                is_input=is_input,
+                unmovable_reason=reason,
+                consumers=1,
+                **describe_tensor(tensor),
+            ),
+        )
+
+    # ---- What happened ----
+
+    def _end_step(self) -> None:
+        store, plan = self._store, self._plan
+        if store is None or plan is None or not self._counts["forwards"]:
+            return
+        self._held = store.held_elsewhere()
+        store.engine.report(
+            self._counts["steps"],
+            self._meter.current_bytes,
+            self._meter.peak_bytes,
+            self._recompute_ns,
+            plan.predicted_peak,
+        )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None before the first forward when no profile was given."""
+        return None if self._off else self._plan
+
+    @property
+    def meter(self) -> ActivationMeter:
+        """Counts this model's activation bytes while the context is entered."""
+        return self._meter
+
+    def explain(self) -> str:
+        """One line per block: policy, bytes by tier, reason."""
+        return "" if self._off or self._plan is None else self._plan.explain()
+
+    def stats(self) -> dict[str, Any]:
+        """What was planned and what happened. Bytes, seconds, counts.
+
+        ``peer_bytes``, ``host_bytes`` and ``recomputed_bytes`` are per step as planned and moved;
+        ``held_elsewhere_bytes`` were moved without being freed, for other code keeps the tensors.
+        """
+        if self._off:
+            return {"mode": "off"}
+        engine = self._last_engine_stats
+        if not engine and self._store is not None:
+            engine = self._store.engine.stats()
+        steps = max(self._counts["steps"], 1)
+        out = engine.get("bytes_out", {})
+        rank = self._plan.rank if self._plan is not None else {}
+        values: dict[str, Any] = {
+            "mode": "on",
+            "budget": self._limits.budget,
+            "activation_budget": self._limits.activation_budget,
+            "activation_peak": self._meter.peak_bytes if self._entered else 0,
+            "peer_bytes": int(out.get("peer", 0)) // steps,
+            "host_bytes": int(out.get("host", 0)) // steps,
+            "recomputed_bytes": int(rank.get("recomputed_bytes", 0)),
+            "exposed_wait_s": float(engine.get("exposed_wait", 0.0)),
+            "recompute_s": self._recompute_ns / 1e9,
+            "held_elsewhere_bytes": sum(self._held.values()),
+            "held_elsewhere": dict(self._held),
+            "predicted_activation_peak": int(rank.get("predicted_activation_peak", 0)),
+            "engine": engine,
+        }
+        values.update(self._counts)
+        return values
+
+
+def _unpack(packed: Any) -> torch.Tensor:
+    tensor: torch.Tensor = packed.unpack()
+    return tensor
+
+
+def stats(model: nn.Module) -> dict[str, Any]:
+    """What the context around ``model`` planned and did; see Session.stats().
+
+    Raises:
+        FailedPrecondition: the model was never in a HyperFrames context.
+    """
+    session = _sessions.get(model)
+    if session is None:
+        if mode() == "off":
+            return {"mode": "off"}
+        raise FailedPrecondition("The model is in no HyperFrames context: enter hf.hyperframes.")
+    return session.stats()

@@ -1,0 +1,192 @@
+"""Plans as the session looks them up, and the problems that they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ._engine import HOST, KEEP, PEER
+from .errors import InvalidArgument
+from .profile import Profile
+
+_TIERS = {"TIER_KEEP": KEEP, "TIER_PEER": PEER, "TIER_HOST": HOST}
+SCALED_TOLERANCE = 1.25  # A scaled plan's sizes are estimates: that much more is still as planned.
+
+
+class Decision(NamedTuple):
+    """Where one storage waits."""
+
+    tier: int
+    device: str
+    preferred_offset: int
+    nbytes: int  # As profiled; other bytes are other data than was planned for.
+
+
+def read_tier(value: Any) -> int:
+    """A Tier of the JSON mapping: its name, or its number."""
+    return _TIERS[value] if isinstance(value, str) else int(value)
+
+
+@dataclass
+class Plan:
+    """One rank's plan.
+
+    Attributes:
+        policies: POLICY_SAVE, POLICY_RECOMPUTE by block.
+        decisions: by (block, ordinal).
+        index: the block's number for the engine.
+        exact: False when it was scaled from another input shape.
+        raw: the FramePlan as the planner wrote it.
+    """
+
+    policies: dict[str, str]
+    decisions: dict[tuple[str, int], Decision]
+    index: dict[str, int]
+    raw: dict[str, Any]
+    rank: dict[str, Any]
+    exact: bool = True
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def predicted_activation_peak(self) -> int:
+        """Bytes."""
+        return int(self.rank.get("predicted_activation_peak", 0))
+
+    @property
+    def predicted_peak(self) -> int:
+        """Bytes, with what is resident."""
+        return int(self.rank.get("predicted_peak", 0))
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes that "nothing" would hold at its peak."""
+        return int(self.rank.get("activation_bytes", 0))
+
+    @property
+    def predicted_step_s(self) -> float:
+        """Seconds."""
+        return float(self.rank.get("predicted_step_s", 0.0))
+
+    def recomputes(self, block: str) -> bool:
+        """The block keeps only its inputs."""
+        return self.policies.get(block) == "POLICY_RECOMPUTE"
+
+    def lookup(self, block: str, ordinal: int, nbytes: int) -> Decision | None:
+        """The decision for a storage, when it is the one that was planned."""
+        found = self.decisions.get((block, ordinal))
+        if found is None or found.nbytes == nbytes:
+            return found
+        if not self.exact and nbytes <= found.nbytes * SCALED_TOLERANCE:
+            return found
+        return None
+
+    def lease_needs(self) -> dict[str, int]:
+        """Bytes by lender."""
+        needs: dict[str, int] = {}
+        for need in self.rank.get("leases", ()):
+            device = str(need["device"])
+            needs[device] = needs.get(device, 0) + int(need["bytes"])
+        return needs
+
+    def explain(self) -> str:
+        """One line per block: policy, bytes by tier, reason."""
+        lines = []
+        for block, policy in self.policies.items():
+            bytes_by = [0, 0, 0]
+            for (name, _), decision in self.decisions.items():
+                if name == block:
+                    bytes_by[decision.tier] += decision.nbytes
+            word = policy.removeprefix("POLICY_").lower()
+            lines.append(
+                f"{block:<28} {word:<10} keep {bytes_by[KEEP]:>12}"
+                f" peer {bytes_by[PEER]:>12} host {bytes_by[HOST]:>12}  {self.reasons[block]}"
+            )
+        return "\n".join(lines)
+
+
+def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
+    """The rank's part of a FramePlan, joined with the sizes of the profile that it answers."""
+    ranks = raw.get("ranks", ())
+    mine = next((part for part in ranks if int(part.get("rank", 0)) == rank), None)
+    if mine is None:
+        raise InvalidArgument(f"the plan has no rank {rank}")
+    sizes = {
+        (block.name, storage.ordinal): storage.nbytes
+        for block in profile.blocks
+        for storage in block.storages
+    }
+    plan = Plan({}, {}, {}, raw, mine, exact=profile.exact)
+    for index, block in enumerate(mine.get("blocks", ())):
+        name = str(block["name"])
+        plan.index[name] = index
+        policy = block.get("policy", "POLICY_SAVE")
+        plan.policies[name] = (
+            policy
+            if isinstance(policy, str)
+            else ("POLICY_SAVE", "POLICY_RECOMPUTE", "POLICY_SELECTIVE")[int(policy)]
+        )
+        plan.reasons[name] = str(block.get("reason", ""))
+        for storage in block.get("storages", ()):
+            ordinal = int(storage.get("ordinal", 0))
+            plan.decisions[name, ordinal] = Decision(
+                read_tier(storage.get("tier", 0)),
+                str(storage.get("device", "")),
+                int(storage.get("preferred_offset", -1)),
+                sizes.get((name, ordinal), -1),
+            )
+    return plan
+
+
+def pin_blocks(
+    raw: dict[str, Any], profile: Profile, rank: int, pins: Mapping[str, str]
+) -> dict[str, Any]:
+    """Sends every movable storage of the pinned blocks to their GPUs, and enlarges the leases."""
+    if not pins:
+        return raw
+    mine = next(part for part in raw["ranks"] if int(part.get("rank", 0)) == rank)
+    known = {block["name"]: block for block in mine["blocks"]}
+    for name, gpu in pins.items():
+        if name not in known:
+            some = ", ".join(list(known)[:6])
+            raise InvalidArgument(f"pin: there is no block {name!r} (there are {some}, ...).")
+        block = known[name]
+        profiled = profile.block(name)
+        movable = {s.ordinal: s.nbytes for s in profiled.storages if not s.unmovable_reason}
+        block["policy"] = "POLICY_SAVE"
+        block["reason"] = f"pinned to {gpu}"
+        moved = 0
+        for storage in block.get("storages", ()):
+            ordinal = int(storage.get("ordinal", 0))
+            if ordinal in movable and storage.get("device") != gpu:
+                storage.update(tier="TIER_PEER", device=gpu, preferred_offset=-1)
+                moved += -(-movable[ordinal] // 512) * 512
+        leases = mine.setdefault("leases", [])
+        lease = next((need for need in leases if need["device"] == gpu), None)
+        if lease is None:
+            leases.append({"device": gpu, "tier": "TIER_PEER", "bytes": moved})
+        else:
+            lease["bytes"] = int(lease["bytes"]) + moved
+    return raw
+
+
+def rank_problem(
+    profile: Profile,
+    *,
+    rank: int,
+    gpu: str,
+    budget: int | None,
+    activation_budget: int | None,
+) -> dict[str, Any]:
+    """RankProblem of the wire."""
+    problem: dict[str, Any] = {
+        "rank": rank,
+        "gpu": gpu,
+        "resident_bytes": profile.resident_bytes,
+        "blocks": [block.to_wire() for block in profile.blocks],
+    }
+    if budget is not None:
+        problem["budget"] = budget
+    if activation_budget is not None:
+        problem["activation_budget"] = activation_budget
+    return problem

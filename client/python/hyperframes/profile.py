@@ -1,0 +1,284 @@
+"""Profiles: which storages each block leaves for backward, and what it costs to make them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+Signature = tuple[tuple[tuple[int, ...], str], ...]
+
+_WORTH, _MODEST = 2.0, 1.0  # A against P: thresholds of the verdict.
+_SMALL_PARAMETERS, _SMALL_TOKENS = 1_000_000_000, 1024
+
+
+@dataclass
+class StorageInfo:
+    """One allocation saved for backward. Bytes; shape of the first view that was saved."""
+
+    ordinal: int
+    nbytes: int
+    dtype: str
+    shape: list[int]
+    is_input: bool = False
+    unmovable_reason: str = ""
+    unstable: bool = False
+    consumers: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """StorageProfile of the wire."""
+        return {
+            "ordinal": self.ordinal,
+            "bytes": self.nbytes,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "is_input": self.is_input,
+            "unmovable": bool(self.unmovable_reason),
+            "unmovable_reason": self.unmovable_reason,
+            "unstable": self.unstable,
+            "consumers": max(self.consumers, 1),
+        }
+
+
+@dataclass
+class BlockInfo:
+    """One block in one forward. Seconds; ``keep_reason`` says why it cannot be recomputed."""
+
+    name: str
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    storages: list[StorageInfo] = field(default_factory=list)
+    keep_reason: str = ""
+    splittable: bool = False
+    transient_bytes: int = 0
+    input_shapes: list[list[int]] = field(default_factory=list)
+    output_shapes: list[list[int]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the block leaves under SAVE."""
+        return sum(storage.nbytes for storage in self.storages)
+
+    def to_wire(self) -> dict[str, Any]:
+        """BlockProfile of the wire."""
+        return {
+            "name": self.name,
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+            "storages": [storage.to_wire() for storage in self.storages],
+            "not_recomputable": bool(self.keep_reason),
+            "splittable": self.splittable,
+            "transient_bytes": self.transient_bytes,
+        }
+
+
+@dataclass
+class Profile:
+    """What :func:`profile` measured. Blocks are in order of execution."""
+
+    blocks: list[BlockInfo]
+    signature: Signature = ()
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    buffer_bytes: int = 0
+    parameters: int = 0
+    dtype: str = ""
+    exact: bool = True  # False: scaled from another input shape.
+
+    @property
+    def resident_bytes(self) -> int:
+        """P: weights, gradients, optimizer states, buffers."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.buffer_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """A: what all blocks leave under SAVE."""
+        return sum(block.nbytes for block in self.blocks)
+
+    def block(self, name: str) -> BlockInfo:
+        """KeyError when there is none."""
+        for block in self.blocks:
+            if block.name == name:
+                return block
+        raise KeyError(name)
+
+    def to_json(self) -> str:
+        """Everything, for from_json()."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Profile:
+        """A profile that to_json() wrote."""
+        values = json.loads(text)
+        blocks = [
+            BlockInfo(**{**block, "storages": [StorageInfo(**s) for s in block["storages"]]})
+            for block in values.pop("blocks")
+        ]
+        signature = tuple((tuple(shape), dtype) for shape, dtype in values.pop("signature"))
+        return Profile(blocks=blocks, signature=signature, **values)
+
+    def scaled(self, signature: Signature) -> Profile:
+        """An estimate for other input shapes: dimensions that changed are changed in every storage.
+
+        A dimension that equals an input's old length is read as that length; where a storage has
+        none, its bytes stay. The first step of the new shape measures what was estimated.
+        """
+        exchange = _exchanged_dimensions(self.signature, signature)
+        old_numel = max((math.prod(shape) for shape, _ in self.signature), default=1)
+        new_numel = max((math.prod(shape) for shape, _ in signature), default=1)
+        ratio = new_numel / max(old_numel, 1)
+        blocks = []
+        for block in self.blocks:
+            storages = []
+            for storage in block.storages:
+                shape = [exchange.get(size, size) for size in storage.shape]
+                factor = math.prod(shape) / max(math.prod(storage.shape), 1)
+                nbytes = max(1, round(storage.nbytes * factor))
+                storages.append(dataclasses.replace(storage, nbytes=nbytes, shape=shape))
+            blocks.append(
+                dataclasses.replace(
+                    block,
+                    storages=storages,
+                    forward_s=block.forward_s * ratio,
+                    backward_s=block.backward_s * ratio,
+                )
+            )
+        return dataclasses.replace(self, blocks=blocks, signature=signature, exact=False)
+
+    def summary(self, link_bytes_per_second: float = 0.0) -> str:
+        """The table by lifetime, the bill of memory, and the verdict.
+
+        Args:
+            link_bytes_per_second: when given, a column with the time to move each block's bytes.
+        """
+        return _summary(self, link_bytes_per_second)
+
+
+def _exchanged_dimensions(old: Signature, new: Signature) -> dict[int, int]:
+    exchange: dict[int, int] = {}
+    for (old_shape, _), (new_shape, _) in zip(old, new, strict=False):
+        if len(old_shape) != len(new_shape):
+            continue
+        for before, after in zip(old_shape, new_shape, strict=True):
+            # The larger change wins: an estimate too high keeps the budget.
+            if before != after and before > 1:
+                exchange[before] = max(after, exchange.get(before, 0))
+        flat_before, flat_after = math.prod(old_shape), math.prod(new_shape)
+        if flat_before != flat_after and flat_before > 1:
+            exchange.setdefault(flat_before, flat_after)
+    return exchange
+
+
+def signature_of(args: Any, kwargs: Any) -> Signature:
+    """Shapes and dtypes of the tensors among a forward's arguments."""
+    return tuple(
+        (tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+        for leaf in _pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.2f} MiB"
+
+
+def _shapes(shapes: Iterable[list[int]]) -> str:
+    return " ".join("x".join(map(str, shape)) or "scalar" for shape in shapes) or "-"
+
+
+def _summary(profile: Profile, bytes_per_second: float) -> str:
+    header = (
+        f"{'block':<26} {'in':<18} {'out':<18} {'dtype':<9} {'bytes':>14} {'produced':>8} "
+        f"{'consumed':>8} {'split':>5} {'recompute ms':>12} {'transfer ms':>11}"
+    )
+    lines = [header, "-" * len(header)]
+    count = len(profile.blocks)
+    for index, block in enumerate(profile.blocks):
+        dtypes = {storage.dtype for storage in block.storages}
+        transfer = f"{block.nbytes / bytes_per_second * 1e3:.3f}" if bytes_per_second else "-"
+        recompute = "-" if block.keep_reason else f"{block.forward_s * 1e3:.3f}"
+        lines.append(
+            f"{block.name:<26} {_shapes(block.input_shapes):<18} {_shapes(block.output_shapes):<18}"
+            f" {(dtypes.pop() if len(dtypes) == 1 else 'mixed' if dtypes else '-'):<9}"
+            f" {_mib(block.nbytes):>14} {index:>8} {2 * count - 1 - index:>8}"
+            f" {'yes' if block.splittable else 'no':>5} {recompute:>12} {transfer:>11}"
+        )
+    lines += [
+        "",
+        "Bill of memory",
+        f"  weights            {_mib(profile.parameter_bytes):>16}",
+        f"  gradients          {_mib(profile.gradient_bytes):>16}",
+        f"  optimizer states   {_mib(profile.optimizer_bytes):>16}",
+        f"  buffers            {_mib(profile.buffer_bytes):>16}",
+        f"  activations (A)    {_mib(profile.activation_bytes):>16}",
+        f"Verdict: {verdict(profile)}",
+    ]
+    kept = [f"{b.name}: {b.keep_reason}" for b in profile.blocks if b.keep_reason]
+    if kept:
+        lines += ["Never recomputed:", *(f"  {line}" for line in kept)]
+    return "\n".join(lines)
+
+
+def verdict(profile: Profile) -> str:
+    """Worth it, modest, or leave it off, with the thresholds that decided."""
+    resident = max(profile.resident_bytes, 1)
+    ratio = profile.activation_bytes / resident
+    tokens = max((math.prod(shape) for shape, _ in profile.signature), default=0)
+    both = f"A = {_mib(profile.activation_bytes)}, P = {_mib(profile.resident_bytes)}"
+    figures = f"{both}, A/P = {ratio:.2f}"
+    if profile.parameters < _SMALL_PARAMETERS and tokens < _SMALL_TOKENS:
+        return (
+            f"small ({figures}): under {_SMALL_PARAMETERS:,} parameters and {_SMALL_TOKENS:,} "
+            "tokens a plain run is usually right."
+        )
+    if ratio >= _WORTH:
+        return f"worth it ({figures}, at least {_WORTH:g})."
+    if ratio >= _MODEST:
+        return f"modest ({figures}, between {_MODEST:g} and {_WORTH:g})."
+    return (
+        f"leave it off ({figures}, under {_MODEST:g}): weights fill the memory; ZeRO or LoRA first."
+    )
+
+
+def resident_bill(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> tuple[int, int, int, int]:
+    """Bytes of weights, gradients, optimizer states and buffers; states are predicted by class
+    where the optimizer has not taken its first step."""
+    parameters = list(model.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    trained_bytes = sum(p.numel() * p.element_size() for p in trained)
+    states = 0
+    if optimizer is not None:
+        real = sum(
+            value.numel() * value.element_size()
+            for state in optimizer.state.values()
+            if isinstance(state, Mapping)
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        )
+        states = real or trained_bytes * _states_per_weight(optimizer)
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    return (
+        weights,
+        trained_bytes,
+        states,
+        sum(b.numel() * b.element_size() for b in model.buffers()),
+    )
+
+
+def _states_per_weight(optimizer: torch.optim.Optimizer) -> int:
+    name = type(optimizer).__name__
+    if name.startswith(("Adam", "NAdam", "RAdam", "AdamW")):
+        return 3 if optimizer.defaults.get("amsgrad") else 2
+    if name == "SGD":
+        return 1 if optimizer.defaults.get("momentum") else 0
+    return 1
