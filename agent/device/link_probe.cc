@@ -11,9 +11,14 @@ namespace {
 
 constexpr Bytes kSmallBytes = 4 * kKiB;
 
-absl::Duration Median(std::vector<absl::Duration> times) {
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
+struct Times {
+  absl::Duration median;
+  absl::Duration shortest;
+};
+
+Times Summarize(std::vector<absl::Duration> times) {
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times.front()};
 }
 
 class Prober {
@@ -37,9 +42,8 @@ class Prober {
     return options_.clock->Now() + expected <= deadline_;
   }
 
-  // The median of up to options.copies copies, of which one was `first`, within `share` of the
-  // time that is left.
-  absl::StatusOr<absl::Duration> MedianOf(Bytes bytes, absl::Duration first, double share) {
+  // Up to options.copies copies, of which one took `first`, within `share` of the time left.
+  absl::StatusOr<Times> TimeSeveral(Bytes bytes, absl::Duration first, double share) {
     std::vector<absl::Duration> times = {first};
     absl::Duration left = (deadline_ - options_.clock->Now()) * share;
     while (static_cast<int>(times.size()) < options_.copies && times.back() <= left) {
@@ -47,7 +51,24 @@ class Prober {
       times.push_back(taken);
       left -= taken;
     }
-    return Median(std::move(times));
+    return Summarize(std::move(times));
+  }
+
+  // The largest size, four times larger each time, of which the time left allows several copies.
+  // *taken is the time of one of them.
+  absl::StatusOr<Bytes> GrowFrom(Bytes bytes, Bytes most, absl::Duration* taken) {
+    while (bytes < most) {
+      if (!HasTimeFor(*taken * 4 * 3)) {
+        // Perhaps that copy was unlucky: a busy machine took the processor away in the middle.
+        if (!HasTimeFor(*taken * 2)) break;
+        HF_ASSIGN_OR_RETURN(const absl::Duration again, TimeOne(bytes));
+        *taken = std::min(*taken, again);
+        if (!HasTimeFor(*taken * 4 * 3)) break;
+      }
+      bytes = std::min(bytes * 4, most);
+      HF_ASSIGN_OR_RETURN(*taken, TimeOne(bytes));
+    }
+    return bytes;
   }
 
   int copies() const { return copies_; }
@@ -75,38 +96,29 @@ absl::StatusOr<LinkMeasurement> ProbeLink(Stream* stream, const Memory& to, cons
   Prober prober(stream, to, from, options);
   // The first copy touches pages and wakes the lane: it is the guess, not the measurement.
   HF_ASSIGN_OR_RETURN(const absl::Duration warm_up, prober.TimeOne(kSmallBytes));
-  HF_ASSIGN_OR_RETURN(const absl::Duration small,
-                      prober.MedianOf(kSmallBytes, warm_up, /*share=*/0.3));
-
-  // Four times larger while the path is fast enough to time several copies of that size.
-  Bytes large = kSmallBytes;
-  absl::Duration large_first = small;
-  while (large < most && prober.HasTimeFor(large_first * 4 * 3)) {
-    large = std::min(large * 4, most);
-    HF_ASSIGN_OR_RETURN(large_first, prober.TimeOne(large));
+  HF_ASSIGN_OR_RETURN(const Times small, prober.TimeSeveral(kSmallBytes, warm_up, /*share=*/0.3));
+  absl::Duration taken = small.median;
+  HF_ASSIGN_OR_RETURN(const Bytes large_bytes, prober.GrowFrom(kSmallBytes, most, &taken));
+  // Once more: growing touched most of the pages for the first time.
+  if (large_bytes > kSmallBytes && prober.HasTimeFor(taken)) {
+    HF_ASSIGN_OR_RETURN(taken, prober.TimeOne(large_bytes));
   }
-  // Once more: growing touched the second half of the pages for the first time.
-  if (large > kSmallBytes && prober.HasTimeFor(large_first)) {
-    HF_ASSIGN_OR_RETURN(large_first, prober.TimeOne(large));
-  }
-  HF_ASSIGN_OR_RETURN(const absl::Duration large_median,
-                      prober.MedianOf(large, large_first, /*share=*/1.0));
+  HF_ASSIGN_OR_RETURN(const Times large, prober.TimeSeveral(large_bytes, taken, /*share=*/1.0));
 
   LinkMeasurement measured;
-  measured.largest_copy = large;
+  measured.largest_copy = large_bytes;
   measured.copies = prober.copies();
-  const absl::Duration floor = absl::Nanoseconds(1);
-  // Two sizes separate latency from speed. Where only the small size fitted into the time, or noise
-  // made it no faster, all of the time is put down to the bytes.
-  const bool separable = large >= 4 * kSmallBytes && large_median > small;
-  const double seconds =
-      absl::ToDoubleSeconds(std::max(separable ? large_median - small : large_median, floor));
+  // Two sizes separate latency from speed. Only the shortest small copy is taken off: it is latency
+  // for certain, where the others may be a busy machine's delays, which would make the path look
+  // faster than any copy was. Where sizes hardly differ, all the time is put down to the bytes.
+  const bool separable = large_bytes >= 4 * kSmallBytes && large.median > 2 * small.shortest;
+  const Bytes bytes = separable ? large_bytes - kSmallBytes : large_bytes;
+  const absl::Duration time = separable ? large.median - small.shortest : large.median;
   measured.bytes_per_second =
-      static_cast<double>(separable ? large - kSmallBytes : large) / seconds;
+      static_cast<double>(bytes) / absl::ToDoubleSeconds(std::max(time, absl::Nanoseconds(1)));
   if (separable) {
-    measured.latency = std::max(
-        small - absl::Seconds(static_cast<double>(kSmallBytes) / measured.bytes_per_second),
-        absl::ZeroDuration());
+    const double small_seconds = static_cast<double>(kSmallBytes) / measured.bytes_per_second;
+    measured.latency = std::max(small.median - absl::Seconds(small_seconds), absl::ZeroDuration());
   }
   return measured;
 }

@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<FrameEngine>> FrameEngine::Create(Device* device,
                                                                  std::vector<EngineArena> arenas,
                                                                  FrameEngineOptions options) {
   HF_RETURN_IF_ERROR(CheckOptions(device, arenas, options));
-  auto engine = std::make_unique<FrameEngineImpl>(device, std::move(options));
+  auto engine = std::make_unique<FrameEngineImpl>(device, options);
   for (EngineArena& arena : arenas) HF_RETURN_IF_ERROR(engine->AddArena(std::move(arena)));
   return std::unique_ptr<FrameEngine>(std::move(engine));
 }
@@ -197,7 +197,7 @@ absl::Status FrameEngineImpl::WaitForStash(Bytes limit, bool spare_newest, void*
 absl::Status FrameEngineImpl::WaitExposed(const Event& event, void* compute_stream) {
   if (event.Done()) return absl::OkStatus();
   const absl::Time started = options_.clock->Now();
-  const absl::Status status = device_->ComputeWait(compute_stream, event);
+  absl::Status status = device_->ComputeWait(compute_stream, event);
   MutexLock lock(&mutex_);
   counters_.exposed_wait += options_.clock->Now() - started;
   return status;

@@ -25,8 +25,8 @@ namespace hyperframes {
 // may block for a copy (ComputeWait, Synchronize) and what takes long (checksums) runs without it.
 class FrameEngineImpl final : public FrameEngine {
  public:
-  FrameEngineImpl(Device* device, FrameEngineOptions options)
-      : device_(device), options_(std::move(options)) {}
+  FrameEngineImpl(Device* device, const FrameEngineOptions& options)
+      : device_(device), options_(options) {}
   ~FrameEngineImpl() override = default;  // lanes_ finish what was queued, before arenas_ go.
 
   absl::Status AddArena(EngineArena arena) HF_EXCLUDES(mutex_);  // Before the first Put only.

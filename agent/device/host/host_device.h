@@ -23,9 +23,9 @@ struct HostDeviceOptions {
   Bytes peer_bandwidth = 0;  // Bytes/s to and from peers, per direction; 0 = as fast as memory.
   Bytes host_bandwidth = 0;  // The same to and from host memory.
   absl::Duration latency;    // Per copy, on both paths.
-  // How many times slower than this machine's processor the device computes. At RecordCompute and
-  // ComputeWait the caller sleeps (slowdown - 1) times the processor time that its thread has used
-  // since the last of them.
+  // How many times slower than this machine's processor the device computes. At RecordCompute the
+  // caller sleeps (slowdown - 1) times the processor time that its thread has used since the last
+  // one. Not at ComputeWait: that would be counted as waiting for copies.
   double compute_slowdown = 1.0;
 };
 
