@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 from example_jobs import shell_job, training_job
-from local_cluster import ENDED, LocalCluster, wait_until
+from kills import submit_between_kills
+from local_cluster import LocalCluster, wait_until
 
 REGISTERED_WITHIN_S = 5.0
 
@@ -38,24 +38,8 @@ def test_jobs_plans_and_leases_survive_a_killed_coordinator(
 
 
 def test_random_kills_never_lose_an_acknowledged_submission(cluster: LocalCluster) -> None:
-    """Seeded: the same kills between the same submissions every time."""
-    chance = random.Random(7)
-    acknowledged: dict[str, str] = {}
-    for number in range(30):
-        # A call that is under way when the coordinator dies is retried with its key.
-        key = f"submission-{number}"
-        request = {"spec": shell_job(f"echo {number}"), "idempotency_key": key}
-        acknowledged[key] = cluster.call("SubmitJob", request, 20)["job"]["id"]
-        if chance.random() < 0.3:
-            cluster.coordinator.kill()
-            cluster.coordinator.start()
-    assert len(set(acknowledged.values())) == 30
-    for key, job_id in acknowledged.items():
-        again = {"spec": shell_job("echo again"), "idempotency_key": key}
-        # Same key, same job: also after restarts.
-        assert cluster.call("SubmitJob", again, 20)["job"]["id"] == job_id
-        job = cluster.wait_job(job_id, 60)
-        assert job["state"] in ENDED and job["state"] == "JOB_STATE_SUCCEEDED", job["message"]
+    back = list(submit_between_kills(cluster, kills=8, seed=7))
+    assert max(back) <= REGISTERED_WITHIN_S, [f"{seconds:.2f}" for seconds in back]
 
 
 def _log(cluster: LocalCluster, job_id: str) -> str:

@@ -1,0 +1,83 @@
+"""Kills that both the fault tests and the soak runs make, and what has to hold after each."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from example_jobs import shell_job, training_job
+from local_cluster import LocalCluster, wait_until
+from watch import lent_bytes, lent_descriptors, lent_mappings, worker_pids
+
+
+def kill_one_worker(cluster: LocalCluster, report: Path, rank: int) -> float:
+    """Starts a job, kills a rank that maps lent memory, returns the seconds until all is back.
+
+    Back means: no node lends a byte, no lease is listed, no living process of the job and no agent
+    maps lent memory, no agent holds a descriptor of it. The job has to end as FAILED.
+    """
+    job_id = cluster.submit(
+        training_job("hyperframes", report, "--activation-budget", "8MiB", steps=1000)
+    )
+    wait_until(lambda: len(cluster.leases()) >= 2, 60, "the job's leases", 0.05)
+    wait_until(lambda: lent_mappings(worker_pids(job_id)) > 0, 30, "workers to map them", 0.05)
+    workers = {w["rank"]: int(w["report"]["pid"]) for w in cluster.job(job_id)["workers"]}
+    os.kill(workers[rank], signal.SIGKILL)
+
+    def back() -> bool:
+        agents = [agent.pid for agent in cluster.agents.values()]
+        return (
+            lent_bytes(cluster) == 0
+            and not cluster.leases()
+            and lent_mappings([*worker_pids(job_id), *agents]) == 0
+            and sum(map(lent_descriptors, agents)) == 0
+        )
+
+    seconds = wait_until(back, 30, "every leased byte to come back")
+    job = cluster.wait_job(job_id, 30)
+    assert job["state"] == "JOB_STATE_FAILED", job
+    return seconds
+
+
+def submit_between_kills(
+    cluster: LocalCluster, kills: int, seed: int, agents_too: bool = False
+) -> Iterator[float]:
+    """Submits jobs and kills daemons in between, by chance but the same for every run of a seed.
+
+    Yields after each kill the seconds until every node was ALIVE again. At the end every
+    acknowledged submission is still there under its key, and has succeeded.
+    """
+    chance = random.Random(seed)
+    acknowledged: dict[str, str] = {}
+    done = 0
+    while done < kills:
+        key = f"submission-{len(acknowledged)}"
+        # A call that is under way when the coordinator dies is retried with its key.
+        request = {"spec": shell_job(f"echo {key}"), "idempotency_key": key}
+        acknowledged[key] = cluster.call("SubmitJob", request, 20)["job"]["id"]
+        if chance.random() > 0.4:
+            continue
+        victims = [cluster.coordinator, *(cluster.agents.values() if agents_too else ())]
+        victim = chance.choice(victims)
+        victim.kill()
+        victim.start()
+        done += 1
+        seconds = wait_until(
+            lambda: (
+                [node["state"] for node in cluster.client.nodes()].count("NODE_STATE_ALIVE")
+                == len(cluster.agents)
+            ),
+            30,
+            "every node to be ALIVE again",
+        )
+        yield seconds
+    assert len(set(acknowledged.values())) == len(acknowledged), "two submissions became one job"
+    for key, job_id in acknowledged.items():
+        again = {"spec": shell_job("echo again"), "idempotency_key": key}
+        assert cluster.call("SubmitJob", again, 20)["job"]["id"] == job_id, f"{key} was lost"
+        job = cluster.wait_job(job_id, 120)
+        assert job["state"] == "JOB_STATE_SUCCEEDED", (key, job["state"], job["message"])
+        assert cluster.whole_log(job_id, 0) == f"{key}\n"

@@ -1,0 +1,108 @@
+"""The long runs: 200 kills of daemons, 200 kills of workers. Writes docs/benchmarks/soak.json.
+
+    python tests/soak/soak.py --daemon-kills 200 --worker-kills 200
+
+Run through tests/soak/run.sh, which provisions and builds. The first thing that does not hold ends
+the run with its error; the file is written only when everything held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kills import kill_one_worker, submit_between_kills
+from local_cluster import ROOT, LocalCluster, Node
+
+NODES = (Node("a", "2 x 256MiB"), Node("b", "2 x 128MiB"))
+SEED = 20
+
+
+@contextmanager
+def fresh_cluster() -> Iterator[LocalCluster]:
+    directory = Path(tempfile.mkdtemp(prefix="hf-soak-"))
+    with LocalCluster(directory, NODES) as cluster:
+        yield cluster
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def row(name: str, seconds: list[float]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kills": len(seconds),
+        "median_s": round(statistics.median(seconds), 3),
+        "worst_s": round(max(seconds), 3),
+    }
+
+
+def progress(what: str, done: int, wanted: int, started: float) -> None:
+    if done % 10 == 0 or done == wanted:
+        print(f"{what}: {done}/{wanted} in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def kill_daemons(kills: int) -> dict[str, Any]:
+    started, seconds = time.monotonic(), []
+    with fresh_cluster() as cluster:
+        for value in submit_between_kills(cluster, kills, SEED, agents_too=True):
+            seconds.append(value)
+            progress("daemons killed", len(seconds), kills, started)
+    return row("coordinator and agents: seconds until every node is ALIVE again", seconds)
+
+
+def kill_workers(kills: int) -> dict[str, Any]:
+    started, seconds = time.monotonic(), []
+    with fresh_cluster() as cluster:
+        for number in range(kills):
+            report = cluster.directory / f"{number}-{{rank}}.json"
+            seconds.append(kill_one_worker(cluster, report, number % 2))
+            progress("workers killed", len(seconds), kills, started)
+    return row("workers: seconds until every leased byte is back", seconds)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--daemon-kills", type=int, default=200)
+    parser.add_argument("--worker-kills", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "soak.json")
+    args = parser.parse_args(argv)
+    rows = []
+    if args.daemon_kills:
+        rows.append(kill_daemons(args.daemon_kills))
+    if args.worker_kills:
+        rows.append(kill_workers(args.worker_kills))
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    result = {
+        "name": "soak",
+        "command": "tests/soak/run.sh " + " ".join(argv),
+        "commit": commit,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "rows": rows,
+        "ratios": {},
+    }
+    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    for each in rows:
+        print(f"{each['kills']:>4} kills  median {each['median_s']} s  worst {each['worst_s']} s"
+              f"  {each['name']}")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
