@@ -213,7 +213,7 @@ v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
   *request.mutable_env() = job.spec().env();
   request.set_working_directory(job.spec().working_directory());
   request.set_job_token(job.token());
-  request.set_coordinator_address(options_.coordinator_address);
+  request.set_coordinator_address(coordinator_address_);
   return request;
 }
 

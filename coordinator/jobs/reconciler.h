@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -35,6 +36,8 @@ class Reconciler {
              const Clock* clock);
   ~Reconciler();
 
+  // Handed to workers. Set before Start.
+  void set_coordinator_address(std::string address) { coordinator_address_ = std::move(address); }
   // Also run on every pass, after the jobs. Set before Start.
   void set_also(std::function<void()> also) { also_ = std::move(also); }
   void Start();
@@ -72,6 +75,7 @@ class Reconciler {
   AgentClient* const agents_;
   const Clock* const clock_;
   const absl::Time born_;
+  std::string coordinator_address_;
   std::function<void()> also_;
   // Of the pass alone: when a node may be asked again, when a worker was last told to stop.
   std::map<std::string, absl::Time> not_before_;

@@ -40,7 +40,6 @@ class JobLife : public testing::Test {
     reports_ = std::make_unique<WorkerReports>(book_.get());
     Reconciler::Options options;
     options.epoch = ++epoch_;
-    options.coordinator_address = "127.0.0.1:7461";
     reconciler_ =
         std::make_unique<Reconciler>(options, book_.get(), registry_.get(), &agents_, &clock_);
   }

@@ -1,0 +1,41 @@
+#include "coordinator/plans/lease_reclaimer.h"
+
+#include <glog/logging.h>
+
+#include "coordinator/jobs/job_state.h"
+
+namespace hyperframes {
+
+std::string LeaseReclaimer::ReasonToEnd(const v1::LeaseRecord& lease) const {
+  if (lease.state() == v1::LEASE_STATE_REVOKING) return "aborted";
+  if (lease.state() == v1::LEASE_STATE_PREPARED && lease.epoch() < epoch_) return "aborted";
+  const absl::StatusOr<JobBook::Record> job = jobs_->Get(lease.job_id());
+  if (absl::IsNotFound(job.status())) return "job_end";
+  return job.ok() && IsFinalJobState((*job)->state()) ? "job_end" : "";
+}
+
+void LeaseReclaimer::RunOnce() {
+  for (const v1::LeaseRecord& lease : leases_->All()) {
+    const std::string reason = ReasonToEnd(lease);
+    if (reason.empty()) continue;
+    const auto later = not_before_.find(lease.node());
+    if (later != not_before_.end() && clock_->Now() < later->second) continue;
+    const absl::StatusOr<Node> node = registry_->Find(lease.node());
+    if (!node.ok() || node->info.state() != v1::NODE_STATE_ALIVE) continue;
+    v1::LeaseRequest request;
+    request.set_epoch(epoch_);
+    request.set_lease_id(lease.lease_id());
+    request.set_reason(reason);
+    const absl::StatusOr<v1::LeaseReport> released =
+        agents_->ReleaseLease(node->info.agent_address(), request);
+    if (!released.ok() && !absl::IsNotFound(released.status())) {
+      LOG(WARNING) << "lease " << lease.lease_id() << ": " << released.status();
+      not_before_[lease.node()] = clock_->Now() + absl::Seconds(1);
+      continue;
+    }
+    const absl::Status removed = leases_->Remove(lease.lease_id(), reason);
+    if (!removed.ok()) LOG(WARNING) << "lease " << lease.lease_id() << ": " << removed;
+  }
+}
+
+}  // namespace hyperframes

@@ -1,0 +1,167 @@
+#include "coordinator/plans/plan_problem.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/units.h"
+
+namespace hyperframes {
+namespace {
+
+std::set<std::string> ComputingGpus(const std::vector<JobBook::Record>& active) {
+  std::set<std::string> computing;
+  for (const JobBook::Record& job : active) {
+    for (const v1::JobWorkerRecord& worker : job->workers()) {
+      if (!worker.released()) computing.insert(worker.gpu());
+    }
+  }
+  return computing;
+}
+
+// By device: our records, and what agents hold that we have no record of.
+std::map<std::string, Bytes> LentByDevice(const v1::JobRecord& job, const std::vector<Node>& nodes,
+                                          const std::vector<v1::LeaseRecord>& leases) {
+  std::map<std::string, Bytes> lent;
+  std::set<std::string> known;
+  for (const v1::LeaseRecord& lease : leases) {
+    known.insert(lease.lease_id());
+    lent[lease.device()] += lease.bytes();
+  }
+  for (const Node& node : nodes) {
+    for (const v1::LeaseReport& report : node.info.leases()) {
+      // This job's own leases without a record were just given back; the report is older.
+      if (report.state() == v1::LEASE_STATE_RELEASED || report.job_id() == job.id() ||
+          known.count(report.lease_id()) > 0) {
+        continue;
+      }
+      lent[report.device()] += report.bytes();
+    }
+  }
+  return lent;
+}
+
+void AddDevices(const Node& node, const std::set<std::string>& computing,
+                const std::map<std::string, Bytes>& lent, v1::PlanProblem* problem) {
+  const auto lent_on = [&](const std::string& uuid) {
+    const auto found = lent.find(uuid);
+    return found == lent.end() ? Bytes{0} : found->second;
+  };
+  const bool alive = node.info.state() == v1::NODE_STATE_ALIVE;
+  for (const v1::GpuInfo& gpu : node.info.gpus()) {
+    v1::DeviceProfile* device = problem->add_devices();
+    device->set_uuid(gpu.uuid());
+    device->set_node(node.info.node());
+    device->set_usable_bytes(std::max<Bytes>(0, gpu.total_bytes() - lent_on(gpu.uuid())));
+    const bool lends = alive && !gpu.unhealthy() && computing.count(gpu.uuid()) == 0;
+    const Bytes left = gpu.total_bytes() - gpu.reserve_bytes() - lent_on(gpu.uuid());
+    device->set_lendable_bytes(lends ? std::max<Bytes>(0, left) : 0);
+  }
+  v1::DeviceProfile* host = problem->add_devices();
+  host->set_uuid(absl::StrCat("host:", node.info.node()));
+  host->set_node(node.info.node());
+  host->set_is_host(true);
+  host->set_usable_bytes(node.info.host_lendable_bytes());
+  const Bytes left = node.info.host_lendable_bytes() - lent_on(host->uuid());
+  host->set_lendable_bytes(alive ? std::max<Bytes>(0, left) : 0);
+}
+
+// Every device keeps its share, so that no rank eats the quota of another.
+void ApplyQuota(Bytes quota, bool host, v1::PlanProblem* problem) {
+  if (quota <= 0) return;
+  double sum = 0;
+  for (const auto& device : problem->devices()) {
+    if (device.is_host() == host) sum += static_cast<double>(device.lendable_bytes());
+  }
+  if (sum <= static_cast<double>(quota)) return;
+  for (auto& device : *problem->mutable_devices()) {
+    if (device.is_host() != host) continue;
+    device.set_lendable_bytes(static_cast<Bytes>(static_cast<double>(device.lendable_bytes()) *
+                                                 (static_cast<double>(quota) / sum)));
+  }
+}
+
+}  // namespace
+
+v1::PlanProblem BuildPlanProblem(const v1::JobRecord& job,
+                                 const std::vector<v1::CreatePlanRequest>& requests,
+                                 const std::vector<Node>& nodes,
+                                 const std::vector<JobBook::Record>& active,
+                                 const std::vector<v1::LeaseRecord>& leases) {
+  v1::PlanProblem problem;
+  problem.set_job_id(job.id());
+  std::set<std::string> own_nodes;
+  std::set<v1::Tier> forbidden;
+  for (size_t rank = 0; rank < requests.size(); ++rank) {
+    v1::RankProblem* out = problem.add_ranks();
+    *out = requests[rank].rank();
+    out->set_rank(static_cast<int32_t>(rank));
+    out->set_gpu(job.workers(static_cast<int>(rank)).gpu());
+    own_nodes.insert(job.workers(static_cast<int>(rank)).node());
+    for (const int tier : requests[rank].forbidden_tiers()) {
+      forbidden.insert(static_cast<v1::Tier>(tier));
+    }
+    // What one rank asks binds all: a plan is the job's.
+    problem.set_level_first(problem.level_first() || requests[rank].level_first());
+    problem.set_forbid_recompute(problem.forbid_recompute() || requests[rank].forbid_recompute());
+  }
+  for (const v1::Tier tier : forbidden) problem.add_forbidden_tiers(tier);
+  const std::set<std::string> computing = ComputingGpus(active);
+  const std::map<std::string, Bytes> lent = LentByDevice(job, nodes, leases);
+  for (const Node& node : nodes) {
+    if (own_nodes.count(node.info.node()) == 0) continue;
+    AddDevices(node, computing, lent, &problem);
+    for (const v1::LinkProfile& link : node.info.links()) *problem.add_links() = link;
+  }
+  ApplyQuota(job.spec().lent_bytes_quota(), /*host=*/false, &problem);
+  ApplyQuota(job.spec().host_bytes_quota(), /*host=*/true, &problem);
+  return problem;
+}
+
+absl::Status CheckPlan(const v1::JobRecord& job, const v1::PlanProblem& problem,
+                       const v1::FramePlan& plan) {
+  if (plan.ranks_size() != problem.ranks_size()) {
+    return absl::InternalError(absl::StrCat("the planner answered ", plan.ranks_size(), " of ",
+                                            problem.ranks_size(), " ranks"));
+  }
+  std::map<std::string, Bytes> left;
+  std::map<std::string, std::string> node_of;
+  for (const v1::DeviceProfile& device : problem.devices()) {
+    left[device.uuid()] = device.lendable_bytes();
+    node_of[device.uuid()] = device.node();
+  }
+  Bytes lent = 0;
+  Bytes host = 0;
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    if (rank.rank() < 0 || rank.rank() >= job.workers_size()) {
+      return absl::InternalError(absl::StrCat("the planner answered rank ", rank.rank()));
+    }
+    for (const v1::LeaseNeed& need : rank.leases()) {
+      const auto device = left.find(need.device());
+      if (need.bytes() <= 0 || device == left.end() || device->second < need.bytes() ||
+          node_of[need.device()] != job.workers(rank.rank()).node()) {
+        return absl::InternalError(absl::StrCat("the planner leases ", FormatBytes(need.bytes()),
+                                                " on ", need.device(), " to rank ", rank.rank(),
+                                                ", which was not offered"));
+      }
+      device->second -= need.bytes();
+      (need.tier() == v1::TIER_HOST ? host : lent) += need.bytes();
+    }
+  }
+  const auto over = [](const char* name, Bytes bytes, Bytes quota) {
+    return absl::ResourceExhaustedError(absl::StrCat("the plan needs ", FormatBytes(bytes),
+                                                     ", over the job's ", name, " of ",
+                                                     FormatBytes(quota), "; raise it"));
+  };
+  if (job.spec().lent_bytes_quota() > 0 && lent > job.spec().lent_bytes_quota()) {
+    return over("lent_bytes_quota", lent, job.spec().lent_bytes_quota());
+  }
+  if (job.spec().host_bytes_quota() > 0 && host > job.spec().host_bytes_quota()) {
+    return over("host_bytes_quota", host, job.spec().host_bytes_quota());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace hyperframes
