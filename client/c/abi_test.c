@@ -184,6 +184,51 @@ static void TestEngine(void) {
   hf_machine_close(machine);
 }
 
+static const char kProblem[] =
+    "{\"job_id\": \"j\", \"ranks\": [{\"rank\": 0, \"gpu\": \"SIM-local-0\", "
+    "\"activation_budget\": "
+    "\"2000000\", \"blocks\": ["
+    "{\"name\": \"blocks.0\", \"forward_s\": 0.01, \"backward_s\": 0.02, \"storages\": ["
+    "{\"ordinal\": 0, \"bytes\": 1000000, \"dtype\": \"float32\", \"shape\": [250000], "
+    "\"isInput\": "
+    "true}]},"
+    "{\"name\": \"blocks.1\", \"forward_s\": 0.01, \"backward_s\": 0.02, \"storages\": ["
+    "{\"ordinal\": 0, \"bytes\": 1000000, \"dtype\": \"float32\", \"shape\": [250000]}]}]}],"
+    "\"devices\": [{\"uuid\": \"SIM-local-0\", \"node\": \"local\", \"usable_bytes\": 100000000},"
+    "{\"uuid\": \"host:local\", \"node\": \"local\", \"is_host\": true, \"usable_bytes\": "
+    "100000000, "
+    "\"lendable_bytes\": 100000000}],"
+    "\"links\": [{\"from\": \"SIM-local-0\", \"to\": \"host:local\", \"bytes_per_second\": 1e10}]}";
+
+static void TestPlanner(void) {
+  char* json = NULL;
+  char* again = NULL;
+  char cut[sizeof kProblem];
+  EXPECT(hf_plan(kProblem, &json) == HF_OK);
+  EXPECT(json != NULL && strstr(json, "\"blocks.1\"") != NULL);
+  EXPECT(json != NULL && strstr(json, "\"predicted_activation_peak\"") != NULL);
+  EXPECT(hf_plan(kProblem, &again) == HF_OK);
+  EXPECT(json != NULL && again != NULL && strcmp(json, again) == 0);
+  hf_free(json);
+  hf_free(again);
+
+  json = NULL;
+  EXPECT_REFUSED(hf_plan(NULL, &json), HF_INVALID_ARGUMENT, "`problem_json` is NULL");
+  EXPECT_REFUSED(hf_plan(kProblem, NULL), HF_INVALID_ARGUMENT, "`plan_json` is NULL");
+  EXPECT_REFUSED(hf_plan("{\"rank\": []}", &json), HF_INVALID_ARGUMENT, "rank");
+  EXPECT_REFUSED(hf_plan("not json", &json), HF_INVALID_ARGUMENT, "problem_json");
+  memcpy(cut, kProblem, sizeof kProblem);
+  *strstr(cut, "2000000") = '1'; /* A budget that nothing fits in. */
+  EXPECT_REFUSED(hf_plan(cut, &json), HF_RESOURCE_EXHAUSTED, "smallest activation_budget");
+  /* Cut short anywhere: an error each time, and never a crash. */
+  for (size_t length = 1; length + 1 < sizeof kProblem; length += 7) {
+    memcpy(cut, kProblem, length);
+    cut[length] = '\0';
+    EXPECT(hf_plan(cut, &json) == HF_INVALID_ARGUMENT);
+  }
+  EXPECT(json == NULL);
+}
+
 static void TestClient(void) {
   hf_client* client = NULL;
   char* json = NULL;
@@ -250,6 +295,7 @@ int main(void) {
   TestVersionAndUnits();
   TestMachine();
   TestEngine();
+  TestPlanner();
   TestClient();
   TestErrorsBelongToTheirThread();
   TestForkedChildIsRefusedAndDoesNotHang();

@@ -32,6 +32,14 @@ Request WithVersion(Request request) {
   return request;
 }
 
+v1::ReadLogRequest LogRequest(const std::string& job_id, int rank, int64_t offset) {
+  v1::ReadLogRequest request;
+  request.set_job_id(job_id);
+  request.set_rank(rank);
+  request.set_offset(offset);
+  return request;
+}
+
 // Whether the server sent this status itself, rather than the transport failing. gRPC tells the two
 // apart only in its debugging text; a wrong guess costs the wrong half of a sentence, nothing more.
 bool ServerSaidSo(const grpc::ClientContext& context) {
@@ -200,28 +208,28 @@ absl::Status Client::FollowLog(const std::string& job_id, int rank, int64_t offs
   v1::GetJobRequest get;
   get.set_id(job_id);
   int quiet_polls_after_end = 0;
+  bool answered = false;
   while (true) {
-    // Asked before the read: what a job wrote before it ended is read after it is known to have
-    // ended.
-    HF_ASSIGN_OR_RETURN(const v1::Job job, GetJob(get));
-    v1::ReadLogRequest request;
-    request.set_job_id(job_id);
-    request.set_rank(rank);
-    request.set_offset(offset);
-    absl::StatusOr<v1::ReadLogResponse> chunk = ReadLog(request);
-    // A job that waits for GPUs has no log yet.
-    if (absl::IsNotFound(chunk.status()) && follow && !HasEnded(job.state())) {
-      chunk = v1::ReadLogResponse();
-      chunk->set_next_offset(offset);
+    // The job is asked for before the log: what it wrote before it ended is read after it is known
+    // to have ended.
+    absl::StatusOr<v1::Job> job = GetJob(get);
+    absl::StatusOr<v1::ReadLogResponse> chunk =
+        job.ok() ? ReadLog(LogRequest(job_id, rank, offset)) : job.status();
+    const bool ended = job.ok() && HasEnded(job->state());
+    // While following, a job that waits for GPUs has no log yet, and a coordinator or an agent that
+    // restarts loses nothing: their answers only come later.
+    const bool passing = (absl::IsNotFound(chunk.status()) && job.ok() && !ended) ||
+                         (absl::IsUnavailable(chunk.status()) && answered);
+    answered = answered || job.ok();
+    if (!chunk.ok() && !(follow && passing)) return chunk.status();
+    if (chunk.ok() && !chunk->data().empty()) {
+      if (!sink(chunk->data())) return absl::OkStatus();
+      offset = std::max(offset, chunk->next_offset());
+      continue;  // There may be more already.
     }
-    HF_RETURN_IF_ERROR(chunk.status());
-    if (!chunk->data().empty() && !sink(chunk->data())) return absl::OkStatus();
-    const bool moved = chunk->next_offset() > offset;
-    offset = std::max(offset, chunk->next_offset());
-    if (moved) continue;  // There may be more already.
     if (!follow) return absl::OkStatus();
-    if (HasEnded(job.state()) &&
-        (chunk->complete() || ++quiet_polls_after_end >= kQuietPollsAfterEnd)) {
+    if (ended &&
+        ((chunk.ok() && chunk->complete()) || ++quiet_polls_after_end >= kQuietPollsAfterEnd)) {
       return absl::OkStatus();
     }
     if (options_.clock->Now() >= deadline) {

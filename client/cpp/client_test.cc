@@ -193,6 +193,30 @@ TEST_F(ClientTest, FollowedLogsArriveWholeAndInOrder) {
   EXPECT_EQ(read, log);
 }
 
+TEST_F(ClientTest, AFollowedLogOutlivesAnAgentAndACoordinatorThatRestart) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_SUCCEEDED, 2));
+  coordinator_.set_log("job-1", 0, std::string(100, 'x'));
+  coordinator_.Script("ReadLog", grpc::Status::OK);
+  for (int i = 0; i < 30; ++i) coordinator_.Script("ReadLog", kDown);
+  coordinator_.Script("GetJob", grpc::Status::OK);
+  for (int i = 0; i < 30; ++i) coordinator_.Script("GetJob", kDown);
+  std::string read;
+  const absl::Status status =
+      Connect(coordinator_.address())
+          ->FollowLog("job-1", 0, 0, true, absl::Seconds(600), [&read](const std::string& data) {
+            read += data;
+            return true;
+          });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(read, std::string(100, 'x'));
+}
+
+TEST_F(ClientTest, TheLogOfAnUnknownJobIsAnErrorEvenWhenFollowed) {
+  EXPECT_TRUE(absl::IsNotFound(Connect(coordinator_.address())
+                                   ->FollowLog("nope", 0, 0, true, absl::Seconds(600),
+                                               [](const std::string&) { return true; })));
+}
+
 TEST_F(ClientTest, AFollowedLogOfAJobThatNeverEndsStopsAtTheDeadline) {
   coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 2));
   coordinator_.set_log("job-1", 0, "hello");

@@ -3,57 +3,34 @@
 #include <google/protobuf/util/json_util.h>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/wire/plan_json.h"
 
 namespace hyperframes {
-namespace {
-
-// Parser messages quote the text that they stumble over, which may be megabytes.
-constexpr size_t kLongestReason = 384;
-
-std::string Shortened(std::string text) {
-  for (char& c : text) {
-    if (c == '\n' || c == '\r') c = ' ';
-  }
-  if (text.size() > kLongestReason) {
-    text.resize(kLongestReason);
-    text += "...";
-  }
-  return text;
-}
-
-}  // namespace
 
 absl::Status ParseMessage(const std::string& json, const std::string& what,
                           google::protobuf::Message* message) {
   message->Clear();
   if (json.empty()) return absl::OkStatus();
-  if (json.size() > kLongestJson) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        what, " has ", json.size(), " bytes of JSON; at most ", kLongestJson, " are read"));
+  const absl::Status status = FromJson(json, message);
+  if (status.ok()) return status;
+  // Parsers point at a place with a line of their own; an error of ours is one line.
+  std::string reason(status.message());
+  for (char& c : reason) {
+    if (c == '\n' || c == '\r') c = ' ';
   }
-  google::protobuf::util::JsonParseOptions options;
-  options.ignore_unknown_fields = false;
-  const auto status = google::protobuf::util::JsonStringToMessage(json, message, options);
-  if (status.ok()) return absl::OkStatus();
-  const std::string reason(status.message().data(), status.message().size());
-  return absl::InvalidArgumentError(absl::StrCat(what, " cannot be read as JSON of ",
-                                                 message->GetDescriptor()->full_name(), ": ",
-                                                 Shortened(reason)));
+  return absl::Status(status.code(), absl::StrCat(what, ": ", reason));
 }
 
 absl::StatusOr<std::string> WriteMessage(const google::protobuf::Message& message, bool pretty) {
+  if (!pretty) return ToJson(message);
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
-  options.add_whitespace = pretty;
+  options.add_whitespace = true;
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
-  if (!status.ok()) {
-    return absl::InternalError(absl::StrCat(
-        "cannot write ", message.GetDescriptor()->full_name(),
-        " as JSON: ", Shortened(std::string(status.message().data(), status.message().size()))));
-  }
-  return json;
+  if (status.ok()) return json;
+  return ToJson(message);  // Fails likewise, with its sentence.
 }
 
 }  // namespace hyperframes

@@ -1,6 +1,6 @@
-// Messages of proto/hyperframes/v1 as JSON: the one place for the rules that files, the C ABI and
-// `hfctl -o json` share. Both spellings of a field are read, snake_case is written, and an unknown
-// field is refused by name.
+// Messages of proto/hyperframes/v1 as JSON (coordinator/wire/plan_json.h), with what files, the C
+// ABI and `hfctl -o json` need beside: the name of the text in errors, and lines for people. Both
+// spellings of a field are read, snake_case is written, and an unknown field is refused by name.
 #ifndef HYPERFRAMES_CLIENT_CPP_MESSAGE_JSON_H_
 #define HYPERFRAMES_CLIENT_CPP_MESSAGE_JSON_H_
 
@@ -12,9 +12,6 @@
 #include "absl/status/statusor.h"
 
 namespace hyperframes {
-
-// Longest JSON text that is read. A plan of 100,000 frames stays below it.
-constexpr size_t kLongestJson = size_t{256} << 20;
 
 // Replaces `message` by what `json` says. An empty text reads as "{}". `what` names the text in
 // errors ("job.json", "GetJobRequest"). InvalidArgument: not JSON, cut short, too long, a field

@@ -1,0 +1,29 @@
+// The commands of hfctl by file. Each returns its exit code, or a status that becomes one.
+#ifndef HYPERFRAMES_CLIENT_CLI_COMMANDS_H_
+#define HYPERFRAMES_CLIENT_CLI_COMMANDS_H_
+
+#include "absl/status/statusor.h"
+#include "client/cli/command.h"
+
+namespace hyperframes {
+
+// node_commands.cc
+absl::StatusOr<int> RunNodes(CommandLine* line);
+absl::StatusOr<int> RunGpus(CommandLine* line);
+// submit_command.cc
+absl::StatusOr<int> RunSubmit(CommandLine* line);
+// job_commands.cc
+absl::StatusOr<int> RunJobs(CommandLine* line);
+absl::StatusOr<int> RunJobDescribe(CommandLine* line);
+absl::StatusOr<int> RunJobLogs(CommandLine* line);
+absl::StatusOr<int> RunJobWait(CommandLine* line);
+absl::StatusOr<int> RunJobCancel(CommandLine* line);
+// plan_commands.cc
+absl::StatusOr<int> RunPlan(CommandLine* line);
+absl::StatusOr<int> RunExplain(CommandLine* line);
+// top_command.cc
+absl::StatusOr<int> RunTop(CommandLine* line);
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_CLIENT_CLI_COMMANDS_H_

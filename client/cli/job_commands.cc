@@ -1,0 +1,176 @@
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/commands.h"
+#include "client/cli/table.h"
+#include "client/cli/text.h"
+#include "common/exit_code.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+constexpr Table::Align kRight = Table::Align::kRight;
+
+std::string HowWorkerEnded(const v1::WorkerReport& report) {
+  if (report.state() != v1::WORKER_STATE_EXITED) return "";
+  if (report.term_signal() != 0) return absl::StrCat("signal ", report.term_signal());
+  return absl::StrCat("exit code ", report.exit_code());
+}
+
+void PrintField(std::ostream* out, const std::string& name, const std::string& value) {
+  if (value.empty()) return;
+  const std::string label = name + ":";
+  *out << label << std::string(label.size() < 12 ? 12 - label.size() : 1, ' ') << Printable(value)
+       << "\n";
+}
+
+void PrintWorkers(const v1::Job& job, std::ostream* out) {
+  if (job.workers().empty()) return;
+  *out << "\n";
+  Table table({{"RANK", kRight},
+               {"NODE"},
+               {"GPU"},
+               {"WORKER"},
+               {"STATE"},
+               {"PID", kRight},
+               {"STEPS", kRight},
+               {"ACTIVATIONS", kRight},
+               {"PEAK", kRight},
+               {"ENDED"},
+               {"MESSAGE"}});
+  for (const v1::JobWorker& worker : job.workers()) {
+    const v1::WorkerReport& report = worker.report();
+    table.AddRow(
+        {absl::StrCat(worker.rank()), worker.node(), worker.gpu(), report.worker_id(),
+         WorkerStateText(report.state()), report.pid() == 0 ? "" : absl::StrCat(report.pid()),
+         absl::StrCat(report.steps()), FormatBytes(report.activation_bytes()),
+         FormatBytes(report.activation_peak_bytes()), HowWorkerEnded(report), report.message()});
+  }
+  table.Print(out);
+}
+
+void PrintJob(const v1::Job& job, std::ostream* out) {
+  PrintField(out, "id", job.id());
+  PrintField(out, "name", job.spec().name());
+  PrintField(out, "state",
+             absl::StrCat(JobStateName(job.state()), " for ", AgeText(job.state_age_s())));
+  PrintField(out, "reason", job.reason());
+  PrintField(out, "message", job.message());
+  PrintField(out, "age", AgeText(job.age_s()));
+  PrintField(out, "ranks", absl::StrCat(job.spec().ranks()));
+  PrintField(out, "placement",
+             job.spec().placement() == v1::JobSpec::PLACEMENT_SPREAD ? "spread" : "pack");
+  PrintField(out, "command", absl::StrJoin(job.spec().command(), " "));
+  PrintField(out, "directory", job.spec().working_directory());
+  if (!job.plan_id().empty()) {
+    PrintField(out, "plan", absl::StrCat(job.plan_id(), " epoch ", job.plan_epoch()));
+  }
+  PrintWorkers(job, out);
+}
+
+absl::StatusOr<v1::Job> FetchJob(Client* client, const std::string& id) {
+  v1::GetJobRequest request;
+  request.set_id(id);
+  return client->GetJob(request);
+}
+
+// One line for a job that was waited for or cancelled.
+void PrintOutcome(const v1::Job& job, std::ostream* out) {
+  *out << job.id() << " " << JobStateName(job.state());
+  if (!job.message().empty()) *out << ": " << Printable(job.message());
+  *out << "\n";
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunJobs(CommandLine* line) {
+  int64_t limit = 100;
+  line->config()->AddInt(&limit, "limit", 1, 1000, "newest jobs to show");
+  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(0, 0));
+  if (!run) return kExitOk;
+  HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
+  v1::ListJobsRequest request;
+  request.set_limit(static_cast<int32_t>(limit));
+  HF_ASSIGN_OR_RETURN(const v1::ListJobsResponse response, client->ListJobs(request));
+  if (line->json()) {
+    HF_RETURN_IF_ERROR(line->PrintJson(response));
+    return kExitOk;
+  }
+  Table table(
+      {{"ID"}, {"NAME"}, {"STATE"}, {"RANKS", kRight}, {"AGE", kRight}, {"REASON"}, {"MESSAGE"}});
+  for (const v1::Job& job : response.jobs()) {
+    table.AddRow({job.id(), job.spec().name(), JobStateName(job.state()),
+                  absl::StrCat(job.spec().ranks()), AgeText(job.age_s()), job.reason(),
+                  job.message()});
+  }
+  table.Print(line->out());
+  return kExitOk;
+}
+
+absl::StatusOr<int> RunJobDescribe(CommandLine* line) {
+  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
+  if (!run) return kExitOk;
+  HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
+  HF_ASSIGN_OR_RETURN(const v1::Job job, FetchJob(client.get(), line->positional()[0]));
+  if (line->json()) {
+    HF_RETURN_IF_ERROR(line->PrintJson(job));
+    return kExitOk;
+  }
+  PrintJob(job, line->out());
+  return kExitOk;
+}
+
+absl::StatusOr<int> RunJobLogs(CommandLine* line) {
+  int64_t rank = 0;
+  bool follow = false;
+  line->config()->AddInt(&rank, "rank", 0, INT32_MAX, "whose output");
+  line->config()->AddBool(&follow, "follow", "go on until the job has ended");
+  line->config()->AddShort('f', "follow");
+  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
+  if (!run) return kExitOk;
+  HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
+  std::ostream* const out = line->out();
+  // A reader that went away (`| head`) ends the following too.
+  const auto sink = [out](const std::string& data) {
+    out->write(data.data(), static_cast<std::streamsize>(data.size()));
+    out->flush();
+    return out->good();
+  };
+  const absl::Duration timeout = line->timeout(absl::InfiniteDuration());
+  HF_RETURN_IF_ERROR(client->FollowLog(line->positional()[0], static_cast<int>(rank),
+                                       /*offset=*/0, follow, timeout, sink));
+  return kExitOk;
+}
+
+absl::StatusOr<int> RunJobWait(CommandLine* line) {
+  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
+  if (!run) return kExitOk;
+  HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
+  HF_ASSIGN_OR_RETURN(const v1::Job job, client->WaitJob(line->positional()[0],
+                                                         line->timeout(absl::InfiniteDuration())));
+  if (line->json()) {
+    HF_RETURN_IF_ERROR(line->PrintJson(job));
+  } else {
+    PrintOutcome(job, line->out());
+  }
+  return job.state() == v1::JOB_STATE_SUCCEEDED ? kExitOk : kExitFailed;
+}
+
+absl::StatusOr<int> RunJobCancel(CommandLine* line) {
+  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
+  if (!run) return kExitOk;
+  HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
+  v1::CancelJobRequest request;
+  request.set_id(line->positional()[0]);
+  HF_ASSIGN_OR_RETURN(const v1::Job job, client->CancelJob(request));
+  if (line->json()) {
+    HF_RETURN_IF_ERROR(line->PrintJson(job));
+  } else {
+    PrintOutcome(job, line->out());
+  }
+  return kExitOk;
+}
+
+}  // namespace hyperframes

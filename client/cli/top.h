@@ -1,0 +1,22 @@
+// One frame of `hfctl top`, from plain values: who holds how much of what, now.
+#ifndef HYPERFRAMES_CLIENT_CLI_TOP_H_
+#define HYPERFRAMES_CLIENT_CLI_TOP_H_
+
+#include <string>
+
+#include "common/units.h"
+#include "hyperframes/v1/coordinator.pb.h"
+
+namespace hyperframes {
+
+// A bar of `width` cells between brackets: '#' for used, '=' for lent, '.' for the rest. Anything
+// above zero shows at least one cell, and nothing runs over the end.
+std::string Bar(Bytes used, Bytes lent, Bytes whole, int width);
+
+// Lines for a terminal of `columns` (at least 60 are used); each ends with a newline.
+std::string RenderTop(const std::string& coordinator, const v1::ListNodesResponse& nodes,
+                      const v1::ListJobsResponse& jobs, int columns);
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_CLIENT_CLI_TOP_H_
