@@ -53,6 +53,12 @@ void Drain(int socket) {
 absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
     DescriptorServerOptions options, LeaseTable* leases, DescriptorServerObserver* observer) {
   HF_ASSIGN_OR_RETURN(auto listener, ListeningSocket::Open(options.socket_path));
+  return Start(std::move(options), std::move(listener), leases, observer);
+}
+
+absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
+    DescriptorServerOptions options, std::unique_ptr<ListeningSocket> listener, LeaseTable* leases,
+    DescriptorServerObserver* observer) {
   std::unique_ptr<DescriptorServer> server(
       new DescriptorServer(std::move(options), leases, observer, std::move(listener)));
   server->epoll_.reset(epoll_create1(EPOLL_CLOEXEC));

@@ -51,6 +51,10 @@ class DescriptorServer {
   // `leases` and `observer` (may be null) outlive the server. Statuses as ListeningSocket::Open.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(
       DescriptorServerOptions options, LeaseTable* leases, DescriptorServerObserver* observer);
+  // The same on a socket that was opened before, so that its lock guards what happens in between.
+  static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(
+      DescriptorServerOptions options, std::unique_ptr<ListeningSocket> listener,
+      LeaseTable* leases, DescriptorServerObserver* observer);
   // Stops serving. Leases stay as they are: their holders may outlive this agent.
   ~DescriptorServer();
 

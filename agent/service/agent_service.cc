@@ -1,0 +1,116 @@
+#include "agent/service/agent_service.h"
+
+#include <string>
+
+#include "agent/service/conversions.h"
+#include "agent/service/worker_environment.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+
+absl::Status AgentService::Start(const v1::StartWorkerRequest& request, v1::WorkerReport* report) {
+  HF_RETURN_IF_ERROR(fence_->Pass(request.epoch()));
+  const HostDevice* gpu = node_->machine()->Find(request.gpu());
+  if (gpu == nullptr || gpu == node_->machine()->host()) {
+    return absl::InvalidArgumentError("gpu: '" + request.gpu().substr(0, 64) + "' is not on node " +
+                                      node_->options().name);
+  }
+  WorkerSurroundings surroundings;
+  surroundings.node = node_->options().name;
+  surroundings.worker_socket = node_->worker_socket();
+  surroundings.host_devices = FormatHostDevices({gpu->options()});
+  surroundings.base = OwnEnvironment();
+  WorkerSpec spec;
+  HF_ASSIGN_OR_RETURN(spec.environment, WorkerEnvironment(request, surroundings));
+  spec.worker_id = request.worker_id();
+  spec.job_id = request.job_id();
+  spec.rank = request.rank();
+  spec.gpu = request.gpu();
+  spec.command.assign(request.command().begin(), request.command().end());
+  spec.working_directory = request.working_directory();
+  HF_ASSIGN_OR_RETURN(const WorkerInfo info, node_->StartWorker(spec));
+  *report = ToProto(info, node_->counters().Of(spec.worker_id));
+  return absl::OkStatus();
+}
+
+grpc::Status AgentService::StartWorker(grpc::ServerContext*, const v1::StartWorkerRequest* request,
+                                       v1::StartWorkerResponse* response) {
+  const absl::Status status = Start(*request, response->mutable_worker());
+  changed_();
+  return ToGrpc(status);
+}
+
+grpc::Status AgentService::StopWorker(grpc::ServerContext*, const v1::StopWorkerRequest* request,
+                                      v1::StopWorkerResponse* response) {
+  const absl::Status passed = fence_->Pass(request->epoch());
+  if (!passed.ok()) return ToGrpc(passed);
+  const auto info =
+      node_->supervisor()->Stop(request->worker_id(), absl::Seconds(request->grace_s()));
+  if (!info.ok()) return ToGrpc(info.status());
+  *response->mutable_worker() = ToProto(*info, node_->counters().Of(request->worker_id()));
+  changed_();
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::ReservePort(grpc::ServerContext*, const v1::ReservePortRequest* request,
+                                       v1::ReservePortResponse* response) {
+  const absl::Status passed = fence_->Pass(request->epoch());
+  if (!passed.ok()) return ToGrpc(passed);
+  const auto port = node_->ports()->Reserve(request->job_id());
+  if (!port.ok()) return ToGrpc(port.status());
+  response->set_host("127.0.0.1");
+  response->set_port(*port);
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::ReadWorkerLog(grpc::ServerContext*,
+                                         const v1::ReadWorkerLogRequest* request,
+                                         v1::ReadLogResponse* response) {
+  auto piece =
+      node_->supervisor()->ReadLog(request->worker_id(), request->offset(), request->max_bytes());
+  if (!piece.ok()) return ToGrpc(piece.status());
+  response->set_data(std::move(piece->data));
+  response->set_next_offset(piece->next_offset);
+  response->set_complete(piece->complete);
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::PrepareLease(grpc::ServerContext*,
+                                        const v1::PrepareLeaseRequest* request,
+                                        v1::LeaseResponse* response) {
+  const absl::Status passed = fence_->Pass(request->epoch());
+  if (!passed.ok()) return ToGrpc(passed);
+  const auto wanted = FromProto(*request);
+  if (!wanted.ok()) return ToGrpc(wanted.status());
+  const auto lease = node_->leases()->Prepare(*wanted);
+  if (!lease.ok()) return ToGrpc(lease.status());
+  *response->mutable_lease() = ToProto(*lease);
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::CommitLease(grpc::ServerContext*, const v1::LeaseRequest* request,
+                                       v1::LeaseResponse* response) {
+  const absl::Status passed = fence_->Pass(request->epoch());
+  if (!passed.ok()) return ToGrpc(passed);
+  const auto lease = node_->leases()->Commit(request->lease_id());
+  if (!lease.ok()) return ToGrpc(lease.status());
+  *response->mutable_lease() = ToProto(*lease);
+  changed_();
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::ReleaseLease(grpc::ServerContext*, const v1::LeaseRequest* request,
+                                        v1::LeaseResponse* response) {
+  const absl::Status passed = fence_->Pass(request->epoch());
+  if (!passed.ok()) return ToGrpc(passed);
+  node_->leases()->Release(request->lease_id(),
+                           request->reason().empty() ? "aborted" : request->reason());
+  response->mutable_lease()->set_lease_id(request->lease_id());
+  response->mutable_lease()->set_state(v1::LEASE_STATE_RELEASED);
+  response->mutable_lease()->set_release_reason(request->reason());
+  changed_();
+  return grpc::Status::OK;
+}
+
+}  // namespace hyperframes

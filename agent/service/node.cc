@@ -1,0 +1,166 @@
+#include "agent/service/node.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/service/worker_environment.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+const char* StateLabel(WorkerState state) {
+  switch (state) {
+    case WorkerState::kStarting:
+      return "starting";
+    case WorkerState::kRunning:
+      return "running";
+    case WorkerState::kStopping:
+      return "stopping";
+    case WorkerState::kExited:
+      return "exited";
+  }
+  return "exited";
+}
+
+}  // namespace
+
+Node::Node(NodeOptions options) : options_(std::move(options)) {}
+
+Node::~Node() {
+  server_.reset();
+  supervisor_.reset();
+}
+
+absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options) {
+  std::unique_ptr<Node> node(new Node(std::move(options)));
+  const NodeOptions& o = node->options_;
+  HF_ASSIGN_OR_RETURN(node->machine_, HostMachine::Create(o.machine));
+  std::vector<LendingDevice> lending;
+  for (const auto& device : node->machine_->devices()) {
+    if (o.reserve_bytes > device->description().total_bytes) {
+      return absl::InvalidArgumentError("--reserve-bytes " + FormatBytes(o.reserve_bytes) +
+                                        " is more than " + device->description().uuid + " has (" +
+                                        FormatBytes(device->description().total_bytes) + ")");
+    }
+    lending.push_back({device.get(), o.reserve_bytes});
+  }
+  if (node->machine_->host() != nullptr) lending.push_back({node->machine_->host(), 0});
+  HF_ASSIGN_OR_RETURN(node->records_, LeaseRecords::Open(o.run_directory + "/leases"));
+  node->leases_ = std::make_unique<LeaseTable>(lending, MonotonicClock(), node->records_.get());
+  // The socket's lock comes before anything is adopted: two agents on one run directory must not
+  // both believe that its workers are theirs. Nobody can ask before Restore, for a client that
+  // connects meanwhile waits in the backlog until the server runs.
+  DescriptorServerOptions server;
+  server.socket_path = o.run_directory + "/agent.sock";
+  HF_ASSIGN_OR_RETURN(auto listener, ListeningSocket::Open(server.socket_path));
+  node->leases_->Restore(node->records_->Load());
+  SupervisorOptions supervisor;
+  supervisor.run_directory = o.run_directory;
+  supervisor.shim_path = o.shim_path;
+  HF_ASSIGN_OR_RETURN(node->supervisor_,
+                      Supervisor::Create(supervisor, [raw = node.get()](const WorkerInfo& info) {
+                        raw->WorkerEnded(info);
+                      }));
+  HF_ASSIGN_OR_RETURN(node->server_, DescriptorServer::Start(server, std::move(listener),
+                                                             node->leases_.get(), node.get()));
+  return node;
+}
+
+absl::StatusOr<WorkerInfo> Node::StartWorker(const WorkerSpec& spec) {
+  HF_ASSIGN_OR_RETURN(WorkerInfo info, supervisor_->Start(spec));
+  // The age tells a first call from a repeated one well enough for a statistic.
+  if (AttemptOf(spec.worker_id) > 0 && info.status.state == WorkerState::kStarting) {
+    MutexLock lock(&mutex_);
+    ++restarts_;
+  }
+  return info;
+}
+
+void Node::WorkerEnded(const WorkerInfo& info) {
+  const bool clean = info.status.exit_code == 0 && info.status.term_signal == 0;
+  const int released =
+      leases_->ReleaseRank(info.spec.job_id, info.spec.rank, clean ? "job_end" : "worker_died");
+  counters_.Detach(info.spec.worker_id);
+  LOG(INFO) << "worker " << info.spec.worker_id << " ended"
+            << (clean ? "" : ": " + info.status.message) << "; " << released << " leases released";
+  MutexLock lock(&mutex_);
+  ++exits_[clean ? "ok" : info.status.term_signal != 0 ? "signal" : "exit_code"];
+}
+
+void Node::WorkerConnected(const std::string& worker_id, const ProcessIdentity& process,
+                           UniqueFd counters) {
+  VLOG(1) << "process " << process.pid << " of worker '" << worker_id << "' connected";
+  if (!counters.valid() || worker_id.empty()) return;
+  // Only workers of this node count, each for the GPU that it was given and not one it names.
+  for (const WorkerInfo& info : supervisor_->Workers()) {
+    if (info.spec.worker_id != worker_id) continue;
+    const absl::Status attached = counters_.Attach(worker_id, info.spec.gpu, std::move(counters));
+    if (!attached.ok()) LOG(WARNING) << "worker " << worker_id << ": " << attached.message();
+    return;
+  }
+}
+
+void Node::WorkerDisconnected(const std::string& worker_id, const ProcessIdentity& process) {
+  // Its counters stay until the worker has ended: it may connect again with the same page.
+  VLOG(1) << "process " << process.pid << " of worker '" << worker_id << "' disconnected";
+}
+
+std::vector<DeviceSample> Node::Devices() const {
+  std::vector<DeviceSample> samples;
+  for (const DeviceUsage& usage : leases_->Usage()) {
+    DeviceSample sample;
+    sample.uuid = usage.device;
+    sample.is_host =
+        machine_->host() != nullptr && usage.device == machine_->host()->description().uuid;
+    sample.total = usage.total_bytes;
+    sample.reserved = usage.reserve_bytes;
+    sample.lent = usage.lent_bytes;
+    sample.largest_free = usage.largest_free;
+    samples.push_back(std::move(sample));
+  }
+  return samples;
+}
+
+void Node::Housekeep() {
+  ports_.Tick([this](const std::string& job_id) { return supervisor_->Running(job_id); });
+  std::map<std::string, CountersReading> by_gpu = counters_.ByGpu();
+  const std::vector<DeviceSample> devices = Devices();
+  MutexLock lock(&mutex_);
+  for (const DeviceSample& device : devices) {
+    double& high = water_level_high_[device.uuid];
+    high = std::max(high, WaterLevel(device, by_gpu[device.uuid]));
+  }
+}
+
+NodeSample Node::Sample() {
+  Housekeep();
+  NodeSample sample;
+  sample.devices = Devices();
+  for (const DeviceSample& device : sample.devices) {
+    if (!device.is_host) sample.counters_by_gpu[device.uuid];  // Zeros rather than a gap.
+  }
+  for (auto& [gpu, reading] : counters_.ByGpu()) sample.counters_by_gpu[gpu] = reading;
+  sample.leases_reclaimed = leases_->released_by_reason();
+  for (const WorkerState state : {WorkerState::kStarting, WorkerState::kRunning,
+                                  WorkerState::kStopping, WorkerState::kExited}) {
+    sample.workers_by_state[StateLabel(state)] = 0;
+  }
+  for (const WorkerInfo& info : supervisor_->Workers()) {
+    ++sample.workers_by_state[StateLabel(info.status.state)];
+    if (info.status.state == WorkerState::kExited) continue;
+    sample.jobs.push_back({info.spec.job_id, info.spec.worker_id, info.spec.gpu});
+  }
+  const DescriptorServer::Counters channel = server_->counters();
+  sample.mappings_opened = channel.mappings_opened;
+  sample.mappings_closed = channel.mappings_closed;
+  MutexLock lock(&mutex_);
+  sample.worker_exits = exits_;
+  sample.worker_restarts = restarts_;
+  sample.water_level_high = water_level_high_;
+  return sample;
+}
+
+}  // namespace hyperframes

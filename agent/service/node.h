@@ -1,0 +1,82 @@
+// Room: agent/service. Everything that one node has and lends, put together: devices, leases, the
+// descriptor channel, workers, ports, counters. It must not know gRPC; agent_service converts.
+#ifndef HYPERFRAMES_AGENT_SERVICE_NODE_H_
+#define HYPERFRAMES_AGENT_SERVICE_NODE_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/arena/descriptor_server.h"
+#include "agent/arena/lease_records.h"
+#include "agent/arena/lease_table.h"
+#include "agent/device/host/host_machine.h"
+#include "agent/supervisor/port_holder.h"
+#include "agent/supervisor/supervisor.h"
+#include "agent/telemetry/exporter.h"
+#include "agent/telemetry/worker_counters.h"
+#include "common/mutex.h"
+
+namespace hyperframes {
+
+struct NodeOptions {
+  std::string name;
+  std::string run_directory;
+  std::string shim_path;
+  HostMachineOptions machine;
+  Bytes reserve_bytes = 0;  // Of each GPU; never lent.
+};
+
+// Thread-safe. Destroying it ends no worker and no lease: the next agent adopts them.
+class Node final : public DescriptorServerObserver {
+ public:
+  // Adopts what an earlier agent of this run directory left. InvalidArgument: contradicting
+  // options. Other statuses as of the parts.
+  static absl::StatusOr<std::unique_ptr<Node>> Create(NodeOptions options);
+  ~Node() override;
+
+  const NodeOptions& options() const { return options_; }
+  const std::string& worker_socket() const { return server_->socket_path(); }
+  HostMachine* machine() { return machine_.get(); }
+  LeaseTable* leases() { return leases_.get(); }
+  Supervisor* supervisor() { return supervisor_.get(); }
+  PortHolder* ports() { return &ports_; }
+  const WorkerCounters& counters() const { return counters_; }
+
+  // As Supervisor::Start, and counts restarts.
+  absl::StatusOr<WorkerInfo> StartWorker(const WorkerSpec& spec) HF_EXCLUDES(mutex_);
+  // Gives back what nobody needs any more, and follows water levels. Call about every second.
+  void Housekeep() HF_EXCLUDES(mutex_);
+  // For the exporter; what concerns the coordinator is left for the caller.
+  NodeSample Sample() HF_EXCLUDES(mutex_);
+
+  void WorkerConnected(const std::string& worker_id, const ProcessIdentity& process,
+                       UniqueFd counters) override;
+  void WorkerDisconnected(const std::string& worker_id, const ProcessIdentity& process) override;
+
+ private:
+  explicit Node(NodeOptions options);
+  void WorkerEnded(const WorkerInfo& info) HF_EXCLUDES(mutex_);
+  std::vector<DeviceSample> Devices() const;
+
+  const NodeOptions options_;
+  PortHolder ports_{MonotonicClock()};
+  WorkerCounters counters_;
+  std::unique_ptr<HostMachine> machine_;
+  std::unique_ptr<LeaseRecords> records_;
+  std::unique_ptr<LeaseTable> leases_;
+  Mutex mutex_;
+  std::map<std::string, int64_t> exits_ HF_GUARDED_BY(mutex_);
+  std::map<std::string, double> water_level_high_ HF_GUARDED_BY(mutex_);
+  int64_t restarts_ HF_GUARDED_BY(mutex_) = 0;
+  // Last, so that their threads end before what they call into.
+  std::unique_ptr<Supervisor> supervisor_;
+  std::unique_ptr<DescriptorServer> server_;
+};
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_AGENT_SERVICE_NODE_H_

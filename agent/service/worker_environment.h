@@ -1,0 +1,34 @@
+// The environment of a worker: torchrun's variables, ours, and the job's own.
+#ifndef HYPERFRAMES_AGENT_SERVICE_WORKER_ENVIRONMENT_H_
+#define HYPERFRAMES_AGENT_SERVICE_WORKER_ENVIRONMENT_H_
+
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "hyperframes/v1/agent.pb.h"
+
+namespace hyperframes {
+
+// What this node adds to a request.
+struct WorkerSurroundings {
+  std::string node;
+  std::string worker_socket;
+  std::string host_devices;                 // HYPERFRAMES_HOST_DEVICES of the rank's own GPU.
+  std::map<std::string, std::string> base;  // The agent's own environment, for PATH and the like.
+};
+
+// Weakest first: the agent's own environment without anything of ours, the job's `env`, then ours.
+// InvalidArgument names a variable of the job's that is ours to set.
+absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
+    const v1::StartWorkerRequest& request, const WorkerSurroundings& surroundings);
+
+// This process's environment.
+std::map<std::string, std::string> OwnEnvironment();
+
+// N of "<job>-<attempt>-<rank>": how often the job was started before. 0 when unreadable.
+int AttemptOf(const std::string& worker_id);
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_AGENT_SERVICE_WORKER_ENVIRONMENT_H_
