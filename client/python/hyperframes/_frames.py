@@ -184,8 +184,10 @@ class Moved:
         """The tensor again: same bytes, size, stride, offset. The slot stays."""
         if self.probe._version != self.version:
             raise modified_error(self.type_name, self.view.size, self.probe._version, self.version)
+        store = self.entry.store
+        store.note_held()
         tensor = self.view.over(self.entry.acquire())
-        self.entry.store.start_prefetches()
+        store.start_prefetches()
         return tensor
 
 
@@ -199,6 +201,8 @@ class FrameStore:
         self.stash: dict[int, torch.Tensor] = {}
         self.sources: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
         self.failed_drops = 0
+        self.held: dict[str, int] = {}  # As the last backward found it when it began.
+        self._watching = False
         self._entries: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
 
     def allocate(self, nbytes: int) -> torch.UntypedStorage:
@@ -264,15 +268,23 @@ class FrameStore:
             if entry is not None:
                 entry.prefetch()
 
-    def held_elsewhere(self) -> dict[str, int]:
-        """Bytes, by block, that were moved but whose source somebody else keeps alive."""
+    def watch_held(self) -> None:
+        """A forward begins: the next backward notes what was moved without being freed."""
+        self._watching = True
+
+    def note_held(self) -> None:
+        """Bytes, by block, that were moved but whose source other code keeps alive."""
+        if not self._watching:
+            return
+        self._watching = False
+        self.release_sources()
         held: dict[str, int] = {}
         for handle, (source, nbytes, block) in list(self.sources.items()):
             if handle not in self.live:
                 del self.sources[handle]
             elif handle not in self.stash and source() is not None:
                 held[block] = held.get(block, 0) + nbytes
-        return held
+        self.held = held
 
     def quiesce(self) -> bool:
         """A quiescent point. False: frames are still alive, nothing was done."""

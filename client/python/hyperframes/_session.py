@@ -97,7 +97,6 @@ class Session:
             "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
             "recomputed_blocks": 0, "checkpoints_seen": 0,
         }  # fmt: skip
-        self._held: dict[str, int] = {}
         self._last_engine_stats: dict[str, Any] = {}
 
     # ---- Entering and leaving ----
@@ -200,7 +199,13 @@ class Session:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             call = self._ledger.current_block(module)
-            if call is None or self._passes() or not self._recomputes(call.key):
+            # Under a checkpoint of the user's the block must save the same in both its runs.
+            if (
+                call is None
+                or self._passes()
+                or not self._recomputes(call.key)
+                or not self._is_on_top()
+            ):
                 return original(*args, **kwargs)
             frame = RecomputeFrame(
                 call.key, module, original, args, kwargs, self._device, self._count_recompute
@@ -301,6 +306,7 @@ class Session:
             self._fit_engine()
         self._signature = signature
         self._counts["forwards"] += 1
+        self._store.watch_held()
         self._ledger.begin_forward()
         self._ledger.in_root = True
 
@@ -329,6 +335,10 @@ class Session:
         finally:
             self._suspended = False
         self._start(self._profile)
+
+    def _is_on_top(self) -> bool:
+        top = top_hooks()
+        return top is not None and getattr(top[0], "__self__", None) is self
 
     def _recomputes(self, key: str) -> bool:
         return self._plan is not None and self._plan.recomputes(key)
@@ -434,7 +444,6 @@ class Session:
         store, plan = self._store, self._plan
         if store is None or plan is None or not self._counts["forwards"]:
             return
-        self._held = store.held_elsewhere()
         store.engine.report(
             self._counts["steps"],
             self._meter.current_bytes,
@@ -471,6 +480,7 @@ class Session:
         steps = max(self._counts["steps"], 1)
         out = engine.get("bytes_out", {})
         rank = self._plan.rank if self._plan is not None else {}
+        held = dict(self._store.held) if self._store is not None else {}
         values: dict[str, Any] = {
             "mode": "on",
             "budget": self._limits.budget,
@@ -481,8 +491,8 @@ class Session:
             "recomputed_bytes": int(rank.get("recomputed_bytes", 0)),
             "exposed_wait_s": float(engine.get("exposed_wait", 0.0)),
             "recompute_s": self._recompute_ns / 1e9,
-            "held_elsewhere_bytes": sum(self._held.values()),
-            "held_elsewhere": dict(self._held),
+            "held_elsewhere_bytes": sum(held.values()),
+            "held_elsewhere": held,
             "predicted_activation_peak": int(rank.get("predicted_activation_peak", 0)),
             "engine": engine,
         }

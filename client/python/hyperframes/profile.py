@@ -126,10 +126,11 @@ class Profile:
         return Profile(blocks=blocks, signature=signature, **values)
 
     def scaled(self, signature: Signature) -> Profile:
-        """An estimate for other input shapes: dimensions that changed are changed in every storage.
+        """An upper estimate for other input shapes: dimensions that grew grow in every storage.
 
-        A dimension that equals an input's old length is read as that length; where a storage has
-        none, its bytes stay. The first step of the new shape measures what was estimated.
+        Which dimension of a storage is a length and which a width cannot be told when they are
+        equal: so what grew is taken to grow everywhere and what shrank nowhere, and the budget
+        holds. The first step of the new shape measures what was estimated.
         """
         exchange = _exchanged_dimensions(self.signature, signature)
         old_numel = max((math.prod(shape) for shape, _ in self.signature), default=1)
@@ -168,11 +169,10 @@ def _exchanged_dimensions(old: Signature, new: Signature) -> dict[int, int]:
         if len(old_shape) != len(new_shape):
             continue
         for before, after in zip(old_shape, new_shape, strict=True):
-            # The larger change wins: an estimate too high keeps the budget.
-            if before != after and before > 1:
+            if after > before > 1:
                 exchange[before] = max(after, exchange.get(before, 0))
         flat_before, flat_after = math.prod(old_shape), math.prod(new_shape)
-        if flat_before != flat_after and flat_before > 1:
+        if flat_after > flat_before > 1:
             exchange.setdefault(flat_before, flat_after)
     return exchange
 

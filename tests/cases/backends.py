@@ -1,0 +1,61 @@
+"""Backends of every case: the unkind double, and the real engine on simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from cases.fake_engine import FakeBackend, Rule
+from hyperframes import _native
+
+LENT_BYTES = 256 << 20
+
+
+class RuleOnRealEngine(FakeBackend):
+    """Tiers by rule, moved by the native engine between two simulated GPUs and the host."""
+
+    def __init__(self, rule: Rule, *, verify: bool = True, chaos: dict[str, Any] | None = None):
+        super().__init__(rule)
+        os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 1GiB")
+        self._machine = _native.Machine({"backend": "host"})
+        devices = self._machine.describe()["devices"]
+        self._peer = next(d["uuid"] for d in devices[1:] if not d["is_host"])
+        self._host = next(d["uuid"] for d in devices if d["is_host"])
+        self._gpu = devices[0]["uuid"]
+        self._verify = verify
+        self._chaos = chaos
+        self.native: list[_native.NativeEngine] = []
+
+    def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        plan = super().plan(rank_problem, options)
+        for block in plan["ranks"][0]["blocks"]:
+            for storage in block["storages"]:
+                lender = {"peer-device": self._peer, "host-device": self._host}
+                storage["device"] = lender.get(storage["device"], "")
+        return plan
+
+    def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> Any:
+        leases = [] if options.get("no_lenders") else [
+            {"device": self._peer, "tier": "TIER_PEER", "bytes": LENT_BYTES},
+            {"device": self._host, "tier": "TIER_HOST", "bytes": LENT_BYTES},
+        ]  # fmt: skip
+        values: dict[str, Any] = {
+            "gpu": self._gpu,
+            "stash_limit": 1 << 18,
+            "prefetch_limit": 1 << 20,
+            "verify": self._verify,
+            "leases": leases,
+        }
+        if self._chaos:
+            values["chaos"] = self._chaos
+        engine = _native.NativeEngine(self._machine, values)
+        self.native.append(engine)
+        return engine
+
+
+def chaotic(rule: Rule) -> RuleOnRealEngine:
+    """Copies delayed at random, freed slots poisoned."""
+    return RuleOnRealEngine(rule, chaos={"seed": 3, "longest_delay_s": 0.001})
+
+
+BACKENDS = {"unkind": FakeBackend, "native": RuleOnRealEngine, "chaotic": chaotic}
