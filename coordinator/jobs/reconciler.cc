@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "coordinator/jobs/admission.h"
@@ -26,7 +27,11 @@ std::string Ended(const v1::JobWorkerRecord& worker) {
   } else {
     absl::StrAppend(&text, " exited with code ", report.exit_code());
   }
-  if (!report.message().empty()) absl::StrAppend(&text, ": ", report.message());
+  // Agents tell code and signal in words, too: said once is enough.
+  if (!report.message().empty() && !absl::StartsWith(report.message(), "exit code") &&
+      !absl::StartsWith(report.message(), "ended by signal")) {
+    absl::StrAppend(&text, ": ", report.message());
+  }
   return text;
 }
 
