@@ -21,6 +21,7 @@ using ::testing::IsEmpty;
 
 constexpr Bytes kBytes = 512;
 constexpr int kStorages = 12;
+constexpr int kBuffers = 2;  // Few: a reload finds its buffer with the last consumer still queued.
 
 EngineArena Arena(ManualDevice* device, Tier tier, Bytes bytes) {
   EngineArena arena;
@@ -45,7 +46,7 @@ class Program {
   Program(ManualDevice* device, FrameEngine* engine, ManualDevice::Compute mode)
       : device_(device), engine_(engine), queued_(mode == ManualDevice::Compute::kQueued) {
     sources_.assign(kStorages, std::vector<char>(kBytes));
-    buffers_.assign(kStorages, std::vector<char>(kBytes));
+    buffers_.assign(kBuffers, std::vector<char>(kBytes));
   }
 
   // One step: forward, then backward in reverse. With `eager`, every other reload is started at
@@ -96,11 +97,12 @@ class Program {
   }
 
   void Consume(int i, char value, StorageHandle handle) {
-    EXPECT_TRUE(engine_->Fetch(handle, buffers_[i].data(), false, nullptr).ok());
+    std::vector<char>* const buffer = &buffers_[static_cast<size_t>(i) % kBuffers];
+    EXPECT_TRUE(engine_->Fetch(handle, buffer->data(), false, nullptr).ok());
     EXPECT_TRUE(engine_->Wait(handle, nullptr).ok());
-    Kernel([this, i, value] {
-      for (const char byte : buffers_[i]) wrong_bytes_ += byte != value;
-      std::memset(buffers_[i].data(), 0x22, kBytes);
+    Kernel([this, buffer, value] {
+      for (const char byte : *buffer) wrong_bytes_ += byte != value;
+      std::memset(buffer->data(), 0x22, kBytes);
     });
     engine_->Drop(handle);
   }
@@ -180,12 +182,15 @@ TEST(FrameEngineOrder, WritesASlotAgainOnlyAfterTheReloadFromIt) {
   device.StepUntilIdle();
   ASSERT_TRUE(engine->Fetch(a.handle, back.data(), false, nullptr).ok());
   ASSERT_TRUE(engine->Wait(a.handle, nullptr).ok());
-  // Pretend that the consumer was ordered and the handle died, as on CUDA: nothing has run yet. A
-  // lane that could would overwrite the slot now.
+  // The consumer is ordered and the handle dead, as on CUDA, but nothing has run yet. A put from
+  // another compute stream, which knows nothing of that consumer, would overwrite the slot now.
   device.Prefer("out/peer");
   engine->Drop(a.handle);
-  const auto b = engine->Put({}, second.data(), kBytes, Tier::kPeer, "", -1, nullptr).value();
+  const auto other = device.CreateComputeStream("other");
+  const auto b = engine->Put({}, second.data(), kBytes, Tier::kPeer, "", -1, other.get()).value();
   ASSERT_EQ(b.placed, Tier::kPeer) << "a freed slot is handed out at once";
+  while (other->Step()) {
+  }
   device.StepUntilIdle();
   EXPECT_EQ(back, first);
   engine->Drop(b.handle);

@@ -134,19 +134,20 @@ absl::StatusOr<std::unique_ptr<Stream>> ManualDevice::CreateStream(Direction dir
       new ManualStream(this, absl::StrCat(DirectionName(direction), "/", TierName(tier))));
 }
 
-absl::StatusOr<std::shared_ptr<const Event>> ManualDevice::RecordCompute(void* /*compute_stream*/) {
-  if (compute_mode_ == Compute::kQueued) return compute_->Record();
+absl::StatusOr<std::shared_ptr<const Event>> ManualDevice::RecordCompute(void* compute_stream) {
+  if (compute_mode_ == Compute::kQueued) return ComputeStream(compute_stream)->Record();
   auto event = std::make_shared<ManualEvent>(this);
   event->Set();
   return std::shared_ptr<const Event>(std::move(event));
 }
 
-absl::Status ManualDevice::ComputeWait(void* /*compute_stream*/, const Event& event) {
+absl::Status ManualDevice::ComputeWait(void* compute_stream, const Event& event) {
   if (compute_mode_ == Compute::kBlocking) {
     StepUntilDone(event);
     return absl::OkStatus();
   }
-  return compute_->WaitFor(static_cast<const ManualEvent&>(event).shared_from_this());
+  return ComputeStream(compute_stream)
+      ->WaitFor(static_cast<const ManualEvent&>(event).shared_from_this());
 }
 
 }  // namespace hyperframes

@@ -49,12 +49,13 @@ class ManualStream final : public Stream {
   std::deque<Work> queue_;
 };
 
-// For one thread only. Streams must not outlive it.
+// For one thread only. Streams must not outlive it. A compute_stream is a ManualStream*; null is
+// compute().
 class ManualDevice final : public Device {
  public:
   enum class Compute {
     kBlocking,  // As on the host backend: ComputeWait steps lanes until the event is done.
-    kQueued,    // As on CUDA: the program's work is queued on compute(), and waits are too.
+    kQueued,    // As on CUDA: the program's work is queued on a compute stream, and waits are too.
   };
 
   // `clock` advances by a millisecond with every step; may be null.
@@ -65,6 +66,11 @@ class ManualDevice final : public Device {
   // Lanes are stepped in a random order instead.
   void Shuffle(uint64_t seed);
   ManualStream* compute() { return compute_.get(); }
+
+  // A second compute stream.
+  std::unique_ptr<ManualStream> CreateComputeStream(const std::string& name) {
+    return std::make_unique<ManualStream>(this, name);
+  }
 
   // One step of some lane. False: nobody can move.
   bool Step();
@@ -83,6 +89,10 @@ class ManualDevice final : public Device {
 
  private:
   friend class ManualStream;
+
+  ManualStream* ComputeStream(void* compute_stream) {
+    return compute_stream == nullptr ? compute() : static_cast<ManualStream*>(compute_stream);
+  }
 
   const Compute compute_mode_;
   FakeClock* const clock_;

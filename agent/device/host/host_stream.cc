@@ -142,51 +142,52 @@ void HostStream::Run() {
       executing_ = true;
       if (queue_.size() + 1 == queue_capacity_) changed_.NotifyAll();
     }
-    const int64_t started_ns = NowNs();
-    Execute(&command);
+    const int64_t busy_ns = Execute(&command);
     MutexLock lock(&mutex_);
-    if (command.kind == Kind::kCopy) copy_busy_ += absl::Nanoseconds(NowNs() - started_ns);
+    copy_busy_ += absl::Nanoseconds(busy_ns);
     executing_ = false;
   }
 }
 
-void HostStream::Execute(Command* command) {
+int64_t HostStream::Execute(Command* command) {
   const int64_t ready_at_ns = std::max(command->queued_at_ns, last_wait_ended_ns_);
   switch (command->kind) {
     case Kind::kCopy: {
+      const int64_t started_ns = NowNs();
       if (command->bytes > 0) std::memcpy(command->to, command->from, command->bytes);
       int64_t duration_ns = absl::ToInt64Nanoseconds(speed_.latency);
       if (speed_.bandwidth > 0) {
         duration_ns += static_cast<int64_t>(static_cast<double>(command->bytes) * 1e9 /
                                             static_cast<double>(speed_.bandwidth));
       }
-      Occupy(duration_ns, ready_at_ns);
-      return;
+      return duration_ns > 0 ? Occupy(duration_ns, ready_at_ns) : NowNs() - started_ns;
     }
     case Kind::kFill:
       if (command->bytes > 0) std::memset(command->to, command->value, command->bytes);
-      return;
+      return 0;
     case Kind::kWaitFor:
-      if (command->wait_for->Done()) return;
+      if (command->wait_for->Done()) return 0;
       command->wait_for->Synchronize();
       last_wait_ended_ns_ = NowNs();
-      return;
+      return 0;
     case Kind::kRecord:
       command->record->Set();
-      return;
+      return 0;
     case Kind::kDelay:
-      Occupy(command->delay_ns, ready_at_ns);
-      return;
+      if (command->delay_ns > 0) Occupy(command->delay_ns, ready_at_ns);
+      return 0;
   }
+  return 0;
 }
 
-void HostStream::Occupy(int64_t duration_ns, int64_t ready_at_ns) {
-  if (duration_ns <= 0) return;
-  const int64_t deadline_ns = std::max(path_free_at_ns_, ready_at_ns) + duration_ns;
+int64_t HostStream::Occupy(int64_t duration_ns, int64_t ready_at_ns) {
+  const int64_t started_ns = std::max(path_free_at_ns_, ready_at_ns);
+  const int64_t deadline_ns = started_ns + duration_ns;
   const int64_t now_ns = NowNs();
   if (now_ns < deadline_ns) SleepUntilNs(deadline_ns);
   // Where memory was slower than the path, the path counts as used until now.
   path_free_at_ns_ = std::max(deadline_ns, now_ns);
+  return path_free_at_ns_ - started_ns;
 }
 
 }  // namespace hyperframes

@@ -59,10 +59,12 @@ class HostStream final : public Stream {
 
   void Push(Command command) HF_EXCLUDES(mutex_);
   void Run();
-  void Execute(Command* command);
-  // Occupies the path for `duration_ns` from the later of its last use and `ready_at_ns`. Deadlines
-  // build on deadlines and not on the time of waking up, so oversleeping does not add up.
-  void Occupy(int64_t duration_ns, int64_t ready_at_ns);
+  // Returns the nanoseconds for which a copy occupied the path; 0 for everything else.
+  int64_t Execute(Command* command);
+  // Occupies the path for `duration_ns` from the later of its last use and `ready_at_ns`, and
+  // returns for how long it really was occupied. Deadlines build on deadlines and not on the time
+  // of waking up, so oversleeping does not add up.
+  int64_t Occupy(int64_t duration_ns, int64_t ready_at_ns);
 
   const PathSpeed speed_;
   const size_t queue_capacity_;
