@@ -31,10 +31,16 @@ size_t Edits(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+// What tells two paths apart is their end.
+std::string PathExcerpt(const std::string& path) {
+  constexpr size_t kMost = 512;
+  return path.size() <= kMost ? path : absl::StrCat("...", path.substr(path.size() - kMost));
+}
+
 absl::Status CannotRead(const std::string& path) {
   const int error = errno;
   const std::string message =
-      absl::StrCat("cannot read config file ", Excerpt(path), ": ", std::strerror(error),
+      absl::StrCat("cannot read config file ", PathExcerpt(path), ": ", std::strerror(error),
                    " (errno ", error, "); give --config a readable file, or leave it out");
   return error == ENOENT ? absl::NotFoundError(message) : absl::FailedPreconditionError(message);
 }
@@ -71,14 +77,14 @@ absl::StatusOr<std::vector<std::string>> ReadConfigLines(const std::string& path
     if (got == 0) break;
     text.append(buffer, static_cast<size_t>(got));
     if (text.size() > kMostConfigFile) {
-      return absl::InvalidArgumentError(absl::StrCat("config file ", Excerpt(path),
+      return absl::InvalidArgumentError(absl::StrCat("config file ", PathExcerpt(path),
                                                      " has more than ", kMostConfigFile,
                                                      " bytes; it holds `key = value` lines"));
     }
   }
   if (text.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError(
-        absl::StrCat("config file ", Excerpt(path), " is not text; it holds `key = value` lines"));
+        absl::StrCat("config file ", PathExcerpt(path), " is not text; it holds `key = value` lines"));
   }
   return std::vector<std::string>(absl::StrSplit(text, '\n'));
 }
