@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from cases.fake_engine import FakeBackend, Rule
@@ -58,4 +59,8 @@ def chaotic(rule: Rule) -> RuleOnRealEngine:
     return RuleOnRealEngine(rule, chaos={"seed": 3, "longest_delay_s": 0.001})
 
 
-BACKENDS = {"unkind": FakeBackend, "native": RuleOnRealEngine, "chaotic": chaotic}
+BACKENDS: dict[str, Callable[[Rule], FakeBackend]] = {
+    "unkind": FakeBackend,
+    "native": RuleOnRealEngine,
+    "chaotic": chaotic,
+}

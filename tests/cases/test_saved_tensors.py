@@ -239,7 +239,7 @@ def test_t7_parameters_tied_weights_and_buffers_never_move() -> None:
             sources.append(args[3])
             return put(*args)
 
-        engine.put = watch  # type: ignore[method-assign]
+        engine.put = watch  # type: ignore[assignment, method-assign]
         loss_of(inside(batch(0)[0]), batch(0)[1]).backward()
     assert sources
     assert not owned & set(sources)

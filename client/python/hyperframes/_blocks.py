@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from ._meter import ParameterStorages
 from .errors import InvalidArgument
 
 REST = "rest"  # Saved in the model's forward, outside every block.
@@ -214,7 +215,7 @@ class Ledger:
             self._records.pop(known.storage_key, None)
 
 
-def stays_reason(tensor: torch.Tensor, device: torch.device, parameters: set[int]) -> str:
+def stays_reason(tensor: torch.Tensor, device: torch.device, parameters: ParameterStorages) -> str:
     """Why a saved tensor is never moved; empty when it may be.
 
     Kept here so that profile and training agree on it to the letter.
@@ -224,7 +225,7 @@ def stays_reason(tensor: torch.Tensor, device: torch.device, parameters: set[int
     if tensor.device != device:
         return f"on {tensor.device}"
     storage = tensor.untyped_storage()
-    if storage._cdata in parameters:
+    if storage in parameters:
         return "parameter or buffer"
     if tensor.dim() == 0 or tensor.numel() == 0:
         return "scalar or empty"

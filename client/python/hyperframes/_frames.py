@@ -3,7 +3,8 @@
 Rules that every line here serves (each broken one gave somebody a silent wrong gradient):
  * identity is the storage with a living reference, never an address;
  * a packed object remembers the version counter, and unpack raises eager's error when an in-place
-   change happened after saving, because PyTorch stops checking once hooks are installed;
+   change happened after saving, because PyTorch stops checking once hooks are installed (a write
+   through ``.data`` is invisible to it and to us);
  * the destruction of the packed objects frees a slot; unpack never does (retain_graph);
  * a view comes back with its size, stride, offset and dtype in one storage shared by all views.
 """
@@ -20,7 +21,7 @@ import torch
 from ._blocks import Record
 from ._engine import TIER_NAMES, Engine
 from ._meter import observe_everywhere
-from .errors import HyperFramesError, error_from_code
+from .errors import FailedPrecondition, HyperFramesError, error_from_code
 
 _empties: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
@@ -162,8 +163,8 @@ class Entry:
         except Exception:  # Nothing to tell and nobody to tell it to: Drop follows.
             self.store.failed_drops += 1
         try:
-            self.store.live.discard(self.handle)
             self.store.engine.drop(self.handle)
+            self.store.live.discard(self.handle)
         except Exception:
             self.store.failed_drops += 1
 
@@ -293,7 +294,10 @@ class FrameStore:
         self.release_sources(0)
         self.stash.clear()
         self.sources.clear()
-        self.engine.quiesce()
+        try:
+            self.engine.quiesce()
+        except FailedPrecondition:
+            return False  # A drop that failed: counted there, and its slot stays taken.
         return True
 
 

@@ -47,14 +47,28 @@ class _Counted(weakref.ref[torch.UntypedStorage]):
     nbytes: int
 
 
-def parameter_storages(model: torch.nn.Module | None) -> set[int]:
-    """Identities of the storages of parameters and buffers, now (FSDP2 reallocates them)."""
-    found: set[int] = set()
-    if model is not None:
-        for tensor in (*model.parameters(), *model.buffers()):
+class ParameterStorages:
+    """The storages of a model's parameters and buffers.
+
+    By identity with a weak reference: FSDP2 frees and allocates them inside a step, and an
+    activation may then live where a weight was.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        if model is not None:
+            self.add(model)
+
+    def add(self, module: torch.nn.Module) -> None:
+        """Those that the module has now."""
+        for tensor in (*module.parameters(), *module.buffers()):
             if tensor.layout is torch.strided and type(tensor.data) is torch.Tensor:
-                found.add(tensor.untyped_storage()._cdata)
-    return found
+                storage = tensor.untyped_storage()
+                self._known[storage._cdata] = weakref.ref(storage)
+
+    def __contains__(self, storage: torch.UntypedStorage) -> bool:
+        known = self._known.get(storage._cdata)
+        return known is not None and known() is storage
 
 
 class ActivationMeter:
@@ -74,7 +88,7 @@ class ActivationMeter:
 
     def __init__(self, model: torch.nn.Module | None = None, *, record: bool = False) -> None:
         self._model = model
-        self._skip = parameter_storages(model)
+        self._skip = ParameterStorages(model)
         self._living: dict[int, _Counted] = {}
         self._lock = threading.RLock()
         self._current = 0
@@ -109,12 +123,12 @@ class ActivationMeter:
 
     def refresh(self) -> None:
         """Looks at the model's parameters again; they may have moved."""
-        self._skip = parameter_storages(self._model)
+        self._skip = ParameterStorages(self._model)
 
     def observe(self, storage: torch.UntypedStorage) -> None:
         """Counts a storage from now until its memory is given back. Idempotent."""
         key = storage._cdata
-        if key in self._living or key in self._skip:
+        if key in self._living or storage in self._skip:
             return
         nbytes = storage.nbytes()
         counted: _Counted = _Counted(storage, self._gone)

@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._frames import describe_tensor
-from ._meter import parameter_storages, passing_hooks
+from ._meter import ParameterStorages, passing_hooks
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
@@ -121,7 +121,7 @@ class _Run:
         self._blocks = blocks
         self._allow_checkpointing = allow_checkpointing
         self.device = model_device(root)
-        self._parameters = parameter_storages(root)
+        self._parameters = ParameterStorages(root)
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
@@ -183,7 +183,7 @@ class _Run:
         reason = stays_reason(tensor, self.device, self._parameters)
         if tensor.layout is torch.strided and tensor.device == self.device:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._parameters and storage.nbytes():
+            if storage not in self._parameters and storage.nbytes():
                 record, _ = self._ledger.classify(storage)
                 if record.block == block:
                     info = found.get(record.ordinal)
@@ -312,7 +312,7 @@ class _Run:
                 and record.block == key
                 and record.ordinal not in found
                 and storage.nbytes()
-                and storage._cdata not in self._parameters
+                and storage not in self._parameters
             ):
                 found[record.ordinal] = StorageInfo(
                     record.ordinal,

@@ -19,9 +19,9 @@ from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
 from ._meter import (
     ActivationMeter,
+    ParameterStorages,
     announce,
     observe_everywhere,
-    parameter_storages,
     passing_hooks,
     top_hooks,
     withdraw,
@@ -89,7 +89,7 @@ class Session:
         self._plan: Plan | None = None
         self._store: FrameStore | None = None
         self._leased: dict[str, int] = {}
-        self._parameters: set[int] = set()
+        self._parameters = ParameterStorages()
         self._signature: Signature = ()
         self._micro_batch = 0
         self._recompute_ns = 0
@@ -198,6 +198,7 @@ class Session:
         had = "forward" in module.__dict__
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            self._parameters.add(module)  # FSDP2 has just gathered this block's weights.
             call = self._ledger.current_block(module)
             # Under a checkpoint of the user's the block must save the same in both its runs.
             if (
@@ -293,7 +294,7 @@ class Session:
         assert self._store is not None
         assert self._book is not None
         self._end_step()
-        self._parameters = parameter_storages(self._root)
+        self._parameters = ParameterStorages(self._root)
         signature = signature_of(args, kwargs)
         quiescent = self._store.quiesce()
         self._micro_batch = 0 if quiescent else self._micro_batch + 1
@@ -380,7 +381,7 @@ class Session:
             return Kept(tensor)
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
-        if not nbytes or storage._cdata in self._parameters:
+        if not nbytes or storage in self._parameters:
             return Kept(tensor)
         observe_everywhere(storage)
         plan, store = self._plan, self._store

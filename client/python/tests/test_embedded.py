@@ -191,7 +191,7 @@ def test_the_meter_reads_the_same_in_three_modes(profile: hf.Profile) -> None:
     one_block = profile.block("blocks.5").nbytes
     inputs = 5 * 2 * 128 * 128 * 4
     assert nothing == profile.activation_bytes
-    # Inputs of the other layers, one layer made again with its own, and what norm, head and loss keep.
+    # Inputs of the other layers, one layer made again, and what norm, head and loss keep.
     assert one_block + inputs <= checkpointing <= one_block + inputs + (1 << 20)
     assert hyperframes <= nothing * 2 // 5
 
