@@ -184,16 +184,22 @@ absl::StatusOr<WorkerInfo> Supervisor::Stop(const std::string& worker_id, absl::
   }
   Worker& worker = found->second;
   if (worker.info.status.state == WorkerState::kExited) return InfoOf(worker);
-  // A shim that has just been spawned has not said who it is yet; it is our child, so that its
-  // pid cannot have passed to anybody else.
-  ProcessIdentity shim = worker.info.status.shim;
-  if (shim.pid == 0 && worker.spawned_shim != 0) shim = IdentifyProcess(worker.spawned_shim);
-  const absl::Duration bounded = std::clamp(grace, absl::ZeroDuration(), kLongestGrace);
-  SignalProcess(shim, SIGTERM, static_cast<int>(absl::ToInt64Milliseconds(bounded)));
+  worker.asked_to_stop = true;
+  worker.stop_grace = std::clamp(grace, absl::ZeroDuration(), kLongestGrace);
+  SendStop(&worker);
   if (IsLegalMove(worker.info.status.state, WorkerState::kStopping)) {
     worker.info.status.state = WorkerState::kStopping;
   }
   return InfoOf(worker);
+}
+
+// A shim that was just spawned or adopted has not said who it is yet, and one that has not got so
+// far would die of the signal instead of passing it on: then the poll that learns of it sends.
+void Supervisor::SendStop(Worker* worker) {
+  if (!worker->asked_to_stop || worker->info.status.shim.pid == 0) return;
+  worker->asked_to_stop = false;
+  SignalProcess(worker->info.status.shim, SIGTERM,
+                static_cast<int>(absl::ToInt64Milliseconds(worker->stop_grace)));
 }
 
 std::vector<WorkerInfo> Supervisor::Workers() const {
@@ -277,6 +283,7 @@ std::vector<WorkerInfo> Supervisor::Poll() {
     const WorkerStatus status = PollOne(worker_id, &worker);
     if (status.state != WorkerState::kExited) {
       worker.info.status = status;
+      SendStop(&worker);
       continue;
     }
     ended.push_back(InfoOf(worker));

@@ -73,8 +73,10 @@ class Supervisor {
   struct Worker {
     WorkerInfo info;
     absl::Time since;
-    bool told = false;       // The end is acknowledged.
-    pid_t spawned_shim = 0;  // Our child, to be reaped; 0: an earlier agent's.
+    bool told = false;           // The end is acknowledged.
+    pid_t spawned_shim = 0;      // Our child, to be reaped; 0: an earlier agent's.
+    bool asked_to_stop = false;  // And the shim was not told yet.
+    absl::Duration stop_grace;
   };
 
   Supervisor(SupervisorOptions options, std::function<void(const WorkerInfo&)> ended);
@@ -85,6 +87,7 @@ class Supervisor {
   WorkerStatus PollOne(const std::string& worker_id, Worker* worker) HF_REQUIRES(mutex_);
   WorkerStatus EndWithoutShim(const std::string& worker_id, const Worker& worker);
   absl::StatusOr<pid_t> SpawnShim(const std::string& directory) const;
+  static void SendStop(Worker* worker);
   void Prune() HF_REQUIRES(mutex_);
   std::string DirectoryOf(const std::string& worker_id) const;
   WorkerInfo InfoOf(const Worker& worker) const;

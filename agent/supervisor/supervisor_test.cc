@@ -178,6 +178,16 @@ TEST_F(SupervisorTest, EndsEveryDescendantWithinTwoSecondsAndNoForeignProcess) {
   waitpid(foreign, nullptr, 0);
 }
 
+TEST_F(SupervisorTest, StopsAWorkerThatWasStartedOrAdoptedOnlyThisMoment) {
+  ASSERT_TRUE(supervisor_->Start(Script("job-0-0", "sleep 600")).ok());
+  ASSERT_TRUE(supervisor_->Stop("job-0-0", absl::ZeroDuration()).ok());
+  EXPECT_NE(WaitForEnd("job-0-0").status.term_signal, 0);
+  ASSERT_TRUE(supervisor_->Start(Script("job-0-1", "sleep 600")).ok());
+  supervisor_ = Create();
+  ASSERT_TRUE(supervisor_->Stop("job-0-1", absl::ZeroDuration()).ok());
+  EXPECT_NE(WaitForEnd("job-0-1").status.term_signal, 0);
+}
+
 TEST_F(SupervisorTest, EndsWhatAWorkerLeavesBehind) {
   ASSERT_TRUE(
       supervisor_->Start(Script("job-0-0", "sleep 600 & echo $! > $DIR/pids; exit 3")).ok());
