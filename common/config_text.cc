@@ -83,8 +83,8 @@ absl::StatusOr<std::vector<std::string>> ReadConfigLines(const std::string& path
     }
   }
   if (text.find('\0') != std::string::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("config file ", PathExcerpt(path), " is not text; it holds `key = value` lines"));
+    return absl::InvalidArgumentError(absl::StrCat("config file ", PathExcerpt(path),
+                                                   " is not text; it holds `key = value` lines"));
   }
   return std::vector<std::string>(absl::StrSplit(text, '\n'));
 }
