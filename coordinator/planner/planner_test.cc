@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <limits>
 #include <map>
 
@@ -135,8 +135,9 @@ TEST(GreedyPlanner, GivesAReasonWithNumbersForEveryChoice) {
   for (const BlockDecision& block : with_lenders.ranks[0].blocks) {
     if (block.reason.rfind("moved", 0) == 0) moved = block.reason;
   }
-  EXPECT_THAT(moved, MatchesRegex("moved .*MiB to SIM-a-1.*ms of copy out and .*ms back, .*ms of "
-                                  "compute pass.*recompute would cost 8ms.*"));
+  EXPECT_THAT(moved,
+              MatchesRegex("moved .*MiB to SIM-a-1.*[mu]s of copy out and .*[mu]s back, .*ms of "
+                           "compute pass.*recompute would cost 8ms.*"));
   problem.devices[1].lendable_bytes = 0;
   problem.devices[2].lendable_bytes = 0;
   std::string recomputed;
@@ -364,10 +365,10 @@ TEST(GreedyPlanner, PlansAHundredBlocksInAFractionOfASecond) {
   for (const int share : {3, 5, 8}) {
     PlanProblem problem = Transformer(98, 15);
     problem.ranks[0].activation_budget = AllActivations(problem) * share / 10;
-    const auto start = std::chrono::steady_clock::now();
+    // CPU time: other tests may run beside this one.
+    const std::clock_t start = std::clock();
     const FramePlan plan = MustPlan(problem);
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     std::printf("100 blocks x 15 storages at %d0 %%: planned in %.0f ms, step %.1f ms of %.1f\n",
                 share, seconds * 1e3, absl::ToDoubleMilliseconds(plan.ranks[0].predicted_step),
                 98 * 24 + 3.3);

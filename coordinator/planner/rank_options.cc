@@ -120,9 +120,18 @@ bool SearchState::HasRoom(size_t block, const Option& option) const {
   return true;
 }
 
-StepResult SearchState::Try(size_t block, const Option& option) {
+bool SearchState::RoomHolds() const {
+  for (size_t p = 0; p < used_.size(); ++p) {
+    if (used_[p] > model_.paths[p].room) return false;
+  }
+  return true;
+}
+
+StepResult SearchState::Try(size_t block, const Option& option, double most_excess) {
   const BlockLoad current = std::exchange(loads_[block], option.load);
-  const StepResult result = SimulateStep(model_, loads_, limits_);
+  StepResult result;
+  SimulateBytes(model_, loads_, limits_, &result);
+  if (result.excess <= most_excess) SimulateSeconds(model_, loads_, limits_, &result);
   loads_[block] = current;
   return result;
 }

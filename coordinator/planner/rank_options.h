@@ -39,8 +39,11 @@ class SearchState {
   void Set(size_t block, const Option& option);
   // True when every lender has room for `option` in place of what `block` has now.
   bool HasRoom(size_t block, const Option& option) const;
-  // The step with `option` in place of what `block` has now.
-  StepResult Try(size_t block, const Option& option);
+  // True when what is set now has room everywhere.
+  bool RoomHolds() const;
+  // The step with `option` in place of what `block` has now. Its seconds are simulated only where
+  // the excess is at most `most_excess`: pricing is what takes the time.
+  StepResult Try(size_t block, const Option& option, double most_excess);
   // Highest share in use of a lender that `option` uses; decides between equals.
   double Level(const Option& option) const;
   Bytes DisturbedWith(size_t block, const Option& option) const;

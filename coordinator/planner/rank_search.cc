@@ -1,7 +1,9 @@
 #include "coordinator/planner/rank_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -13,8 +15,8 @@ namespace {
 
 // Seconds closer than this are equal: no decision hangs on rounding.
 constexpr double kSameSeconds = 1e-12;
-// Bounds of the improvement pass, in simulated steps.
-constexpr int kMostTries = 12000;
+// Bounds of the improvement pass, in simulated blocks.
+constexpr int kMostTriedBlocks = 200000;
 
 using AllOptions = std::vector<std::vector<Option>>;
 
@@ -54,18 +56,22 @@ class GreedyRun {
  public:
   GreedyRun(SearchState* state, const AllOptions& options) : state_(state), options_(options) {}
 
-  // True when the state fits the limits in the end.
-  bool Run() {
+  // True when the state fits the limits in the end, in at most about `most_seconds`.
+  bool Run(double most_seconds) {
     for (size_t b = 0; b < options_.size(); ++b) PushAll(b);
     while (!state_->fits() && !queue_.empty()) {
-      const Entry best = *queue_.begin();
+      Entry best = *queue_.begin();
       queue_.erase(queue_.begin());
       if (best.generation != generation_[best.block]) continue;
       if (best.version != version_) {
-        Push(best.block, best.option);
-        continue;
+        if (!Price(&best)) continue;
+        if (!IsNearlyBest(best)) {
+          queue_.insert(best);
+          continue;
+        }
       }
       state_->Set(best.block, options_[best.block][best.option]);
+      if (state_->result().step_s > most_seconds) return false;
       ++version_;
       ++generation_[best.block];
       PushAll(best.block);
@@ -89,22 +95,40 @@ class GreedyRun {
   };
 
   void PushAll(size_t block) {
-    for (size_t o = 0; o < options_[block].size(); ++o) Push(block, o);
+    for (size_t o = 0; o < options_[block].size(); ++o) {
+      Entry entry;
+      entry.block = block;
+      entry.option = o;
+      if (Price(&entry)) queue_.insert(entry);
+    }
   }
 
-  void Push(size_t block, size_t o) {
-    const Option& option = options_[block][o];
-    if (!state_->HasRoom(block, option)) return;
-    const StepResult tried = state_->Try(block, option);
-    const double gain = state_->result().excess - tried.excess;
+  // Scores the entry in the present state; false when it brings nothing.
+  bool Price(Entry* entry) {
+    const Option& option = options_[entry->block][entry->option];
+    if (!state_->HasRoom(entry->block, option)) return false;
+    const double excess = state_->result().excess;
+    const StepResult tried = state_->Try(entry->block, option, excess);
+    const double gain = excess - tried.excess;
     // A change that removes nothing now removes nothing later: the points over the limit only
     // become fewer.
-    if (gain <= 0) return;
+    if (gain <= 0) return false;
     double cost = tried.step_s - state_->result().step_s;
     if (cost < kSameSeconds && cost > -kSameSeconds) cost = 0;
-    // Once it fits, more gain is worth nothing: the cheapest change that fits is wanted.
-    queue_.insert(
-        {cost / gain, -gain, state_->Level(option), block, o, version_, generation_[block]});
+    entry->score = cost / gain;
+    entry->minus_gain = -gain;
+    entry->level = state_->Level(option);
+    entry->version = version_;
+    entry->generation = generation_[entry->block];
+    return true;
+  }
+
+  // Close enough to the best stale score: a hundred equal blocks would otherwise all be priced
+  // again for every single change.
+  bool IsNearlyBest(const Entry& entry) const {
+    constexpr double kNear = 0.03;
+    if (queue_.empty()) return true;
+    return entry.score <= queue_.begin()->score + kNear * std::abs(entry.score);
   }
 
   SearchState* const state_;
@@ -125,16 +149,19 @@ bool Better(const StepResult& a, Bytes a_disturbed, const StepResult& b, Bytes b
 class Improvement {
  public:
   Improvement(const RankModel& model, SearchState* state, const AllOptions& options)
-      : model_(model), state_(state), options_(options) {}
+      : model_(model),
+        state_(state),
+        options_(options),
+        most_tries_(kMostTriedBlocks / std::max<int>(1, static_cast<int>(options.size()))) {}
 
   void Run() {
-    while (tries_ < kMostTries) {
+    while (tries_ < most_tries_) {
       bool changed = false;
       for (size_t b = 0; b < options_.size(); ++b) {
         changed = BestOf(b) || changed;
         changed = OneByOne(b) || changed;
       }
-      if (!changed && !Pairs()) break;
+      if (!changed && !Exchanges() && !Pairs()) break;
     }
   }
 
@@ -142,7 +169,7 @@ class Improvement {
   bool Accepts(size_t block, const Option& option) {
     ++tries_;
     if (!state_->HasRoom(block, option)) return false;
-    const StepResult tried = state_->Try(block, option);
+    const StepResult tried = state_->Try(block, option, /*most_excess=*/0);
     return tried.excess <= 0 && Better(tried, state_->DisturbedWith(block, option),
                                        state_->result(), state_->disturbed());
   }
@@ -150,6 +177,7 @@ class Improvement {
   bool BestOf(size_t block) {
     bool changed = false;
     for (const Option& option : options_[block]) {
+      if (tries_ >= most_tries_) break;
       if (!Accepts(block, option)) continue;
       state_->Set(block, option);
       changed = true;
@@ -161,7 +189,7 @@ class Improvement {
   bool OneByOne(size_t block) {
     bool changed = false;
     const ModelBlock& of = model_.blocks[block];
-    for (size_t s = 0; s < of.storages.size() && tries_ < kMostTries; ++s) {
+    for (size_t s = 0; s < of.storages.size() && tries_ < most_tries_; ++s) {
       if (state_->choices()[block].where[s] == kKept) continue;
       for (int p = kKept; p < static_cast<int>(model_.paths.size()); ++p) {
         BlockChoice choice = state_->choices()[block];
@@ -176,6 +204,51 @@ class Improvement {
     return changed;
   }
 
+  // Two storages change places: a lender that is full takes the one that gains more by it.
+  bool Exchanges() {
+    for (size_t a = 0; a < options_.size(); ++a) {
+      for (size_t s = 0; s < model_.blocks[a].storages.size(); ++s) {
+        if (!MayMove(a, s)) continue;
+        for (size_t b = a; b < options_.size(); ++b) {
+          for (size_t t = 0; t < model_.blocks[b].storages.size(); ++t) {
+            if (tries_ >= most_tries_) return false;
+            if (MayMove(b, t) && Exchange(a, s, b, t)) return true;
+          }
+        }
+      }
+    }
+    return false;
+  }
+
+  bool MayMove(size_t block, size_t s) const {
+    const ModelStorage& storage = model_.blocks[block].storages[s];
+    return storage.can_move && (storage.is_input || !state_->choices()[block].recompute);
+  }
+
+  bool Exchange(size_t a, size_t s, size_t b, size_t t) {
+    const BlockChoice before_a = state_->choices()[a];
+    const BlockChoice before_b = state_->choices()[b];
+    if (before_a.where[s] == before_b.where[t]) return false;
+    ++tries_;
+    const StepResult held = state_->result();
+    const Bytes held_disturbed = state_->disturbed();
+    Place(a, s, before_b.where[t]);
+    Place(b, t, before_a.where[s]);
+    if (state_->fits() && state_->RoomHolds() &&
+        Better(state_->result(), state_->disturbed(), held, held_disturbed)) {
+      return true;
+    }
+    state_->Set(a, MakeOption(model_, model_.blocks[a], before_a));
+    state_->Set(b, MakeOption(model_, model_.blocks[b], before_b));
+    return false;
+  }
+
+  void Place(size_t block, size_t s, int8_t where) {
+    BlockChoice choice = state_->choices()[block];
+    choice.where[s] = where;
+    state_->Set(block, MakeOption(model_, model_.blocks[block], std::move(choice)));
+  }
+
   // Two blocks changed together: one gives memory, the other takes it.
   bool Pairs() {
     for (size_t a = 0; a < options_.size(); ++a) {
@@ -183,7 +256,7 @@ class Improvement {
       const StepResult held = state_->result();
       const Bytes held_disturbed = state_->disturbed();
       for (const Option& give : options_[a]) {
-        if (tries_ >= kMostTries) return false;
+        if (tries_ >= most_tries_) return false;
         if (!state_->HasRoom(a, give)) continue;
         state_->Set(a, give);
         for (size_t b = 0; b < options_.size(); ++b) {
@@ -198,9 +271,9 @@ class Improvement {
   bool TakeFrom(size_t block, const StepResult& held, Bytes held_disturbed) {
     for (const Option& option : options_[block]) {
       ++tries_;
-      if (tries_ >= kMostTries) return false;
+      if (tries_ >= most_tries_) return false;
       if (!state_->HasRoom(block, option)) continue;
-      const StepResult tried = state_->Try(block, option);
+      const StepResult tried = state_->Try(block, option, /*most_excess=*/0);
       if (tried.excess > 0) continue;
       if (!Better(tried, state_->DisturbedWith(block, option), held, held_disturbed)) continue;
       state_->Set(block, option);
@@ -212,6 +285,7 @@ class Improvement {
   const RankModel& model_;
   SearchState* const state_;
   const AllOptions& options_;
+  const int most_tries_;
   int tries_ = 0;
 };
 
@@ -264,10 +338,12 @@ RankSolution Improve(const RankModel& model, const RankSolution& from) {
   return Take(state);
 }
 
-// Sizes of windows worth trying with storages up to `cap`.
-std::set<Bytes> WindowsFor(const RankModel& model, Bytes cap) {
-  if (cap == 0) return {0};
-  return {cap, 2 * cap, LargestFrame(model, cap)};
+// Sizes of windows worth searching with storages up to `cap`, the one most likely best first. What
+// lies between is found by TuneLimits.
+std::vector<Bytes> WindowsFor(const RankModel& model, Bytes cap) {
+  const Bytes frame = LargestFrame(model, cap);
+  if (frame == cap) return {cap};
+  return {frame, cap};
 }
 
 std::vector<RankSolution> GreedySolutions(const RankModel& model) {
@@ -279,15 +355,19 @@ std::vector<RankSolution> GreedySolutions(const RankModel& model) {
     if (sizes.size() > 2) caps.push_back(sizes[sizes.size() / 2]);
     if (!inputs.empty()) caps.push_back(inputs.front());
   }
-  std::sort(caps.begin(), caps.end());
+  std::sort(caps.rbegin(), caps.rend());
   caps.erase(std::unique(caps.begin(), caps.end()), caps.end());
   std::vector<RankSolution> found;
+  // A run that is already this much slower than another's end will not be improved past it.
+  constexpr double kHopeless = 1.1;
+  double fastest = std::numeric_limits<double>::infinity();
   for (const Bytes cap : caps) {
     const AllOptions options = OptionsOfAll(model, cap);
     for (const Bytes window : WindowsFor(model, cap)) {
       SearchState state(model);
       state.set_limits({window, window, /*charge_in_full=*/true});
-      if (!GreedyRun(&state, options).Run()) continue;
+      if (!GreedyRun(&state, options).Run(fastest * kHopeless)) continue;
+      fastest = std::min(fastest, state.result().step_s);
       state.set_limits({window, window, /*charge_in_full=*/false});
       found.push_back(Take(state));
     }
@@ -339,18 +419,22 @@ absl::optional<RankSolution> SearchRank(const RankModel& model) {
   const RankSolution keep = KeepAll(model);
   if (keep.result.excess <= 0) return keep;
   std::vector<RankSolution> found = GreedySolutions(model);
-  if (found.empty()) {
-    for (RankSolution& floor : FloorSolutions(model)) {
-      if (floor.result.excess <= 0) found.push_back(std::move(floor));
-    }
-  }
-  if (found.empty()) return absl::nullopt;
+  // Near the least budget the floor is the better place to start from: greedy reaches it by changes
+  // that it cannot take back together.
+  std::vector<RankSolution> floors = FloorSolutions(model);
+  const auto misses = [](const RankSolution& solution) { return solution.result.excess > 0; };
+  floors.erase(std::remove_if(floors.begin(), floors.end(), misses), floors.end());
+  if (found.empty() && floors.empty()) return absl::nullopt;
   const auto by_time = [](const RankSolution& a, const RankSolution& b) {
     return a.result.step_s < b.result.step_s;
   };
   std::stable_sort(found.begin(), found.end(), by_time);
-  constexpr size_t kImproved = 3;
-  if (found.size() > kImproved) found.resize(kImproved);
+  std::stable_sort(floors.begin(), floors.end(), by_time);
+  // Small problems are cheap enough to start from every end of the search.
+  const size_t improved = model.blocks.size() <= 16 ? 8 : 2;
+  if (found.size() > improved) found.resize(improved);
+  if (floors.size() > improved) floors.resize(improved);
+  found.insert(found.end(), floors.begin(), floors.end());
   for (RankSolution& solution : found) solution = Improve(model, solution);
   size_t best = 0;
   for (size_t i = 1; i < found.size(); ++i) {

@@ -6,18 +6,24 @@
 namespace hyperframes {
 namespace {
 
-// One direction of the engine's copy lanes as fluid: bytes under way and the seconds they need.
+// One direction of one of the engine's copy lanes as fluid: bytes under way and the seconds they
+// need.
 struct Lane {
   double bytes = 0;
   double seconds = 0;
+  double rate = 0;  // Bytes per second, of what is under way.
 
+  void Add(double more_bytes, double more_seconds) {
+    bytes += more_bytes;
+    seconds += more_seconds;
+    rate = seconds > 0 ? bytes / seconds : 0;
+  }
   void Advance(double by) {
     if (by >= seconds) {
-      bytes = 0;
-      seconds = 0;
+      *this = Lane();
       return;
     }
-    bytes -= bytes * (by / seconds);
+    bytes -= rate * by;
     seconds -= by;
   }
 };
@@ -49,6 +55,7 @@ Bytes Window(Bytes limit, Bytes moved, Bytes largest, bool in_full) {
 // How long the compute stream waits until the lanes hold at most `limit` bytes.
 double WaitForStash(Lane* lanes, double limit) {
   double waited = 0;
+  if (lanes[0].bytes + lanes[1].bytes <= limit) return 0;
   // Each turn empties a lane or reaches the limit.
   for (int turn = 0; turn <= kLanes; ++turn) {
     double bytes = 0;
@@ -57,7 +64,7 @@ double WaitForStash(Lane* lanes, double limit) {
     for (int l = 0; l < kLanes; ++l) {
       if (lanes[l].seconds <= 0) continue;
       bytes += lanes[l].bytes;
-      rate += lanes[l].bytes / lanes[l].seconds;
+      rate += lanes[l].rate;
       next_empty = next_empty == 0 ? lanes[l].seconds : std::min(next_empty, lanes[l].seconds);
     }
     if (bytes <= limit || rate <= 0) break;
@@ -68,40 +75,26 @@ double WaitForStash(Lane* lanes, double limit) {
   return waited;
 }
 
-struct Totals {
-  Bytes moved = 0;
+void ForwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
+                    const CopyLimits& limits, Lane* lanes, StepResult* result) {
   Bytes largest = 0;
-};
-
-void SimulateForward(const RankModel& model, const std::vector<BlockLoad>& loads,
-                     const CopyLimits& limits, Lane* lanes, StepResult* result) {
-  Memory memory(model, result);
-  Bytes kept = 0;
-  Totals so_far;
   for (size_t i = 0; i < loads.size(); ++i) {
     const BlockLoad& load = loads[i];
-    memory.At(
-        i, kept + load.forward_alive +
-               Window(limits.stash, so_far.moved, so_far.largest, limits.charge_in_full && i > 0));
     double compute = model.blocks[i].forward_s;
     for (int l = 0; l < kLanes; ++l) {
       compute += model.lane_slowdown[l] * std::min(lanes[l].seconds, model.blocks[i].forward_s);
     }
     result->step_s += compute;
     for (int l = 0; l < kLanes; ++l) {
-      lanes[l].Advance(compute);
-      lanes[l].bytes += static_cast<double>(load.lane_bytes[l]);
-      lanes[l].seconds += load.out_s[l];
+      if (lanes[l].seconds > 0) lanes[l].Advance(compute);
+      if (load.lane_bytes[l] == 0) continue;
+      lanes[l].Add(static_cast<double>(load.lane_bytes[l]), load.out_s[l]);
     }
-    kept += load.kept;
-    so_far.moved += load.moved;
-    so_far.largest = std::max(so_far.largest, load.largest_moved);
-    if (load.moved > 0) {
-      const double waited =
-          WaitForStash(lanes, static_cast<double>(std::max(limits.stash, so_far.largest)));
-      result->step_s += waited;
-      result->exposed_s += waited;
-    }
+    if (load.moved == 0) continue;
+    largest = std::max(largest, load.largest_moved);
+    const double waited = WaitForStash(lanes, static_cast<double>(std::max(limits.stash, largest)));
+    result->step_s += waited;
+    result->exposed_s += waited;
   }
 }
 
@@ -117,6 +110,7 @@ class Reloads {
         seconds += load.in_s[l];
       }
       rate_[l] = seconds > 0 ? left_[l] / seconds : 0;
+      seconds_per_byte_[l] = seconds > 0 ? seconds / left_[l] : 0;
       all += left_[l];
       copy_out_s_[l] = copy_outs[l].seconds;
     }
@@ -129,10 +123,10 @@ class Reloads {
   double Need(const BlockLoad& load) {
     double wait = 0;
     for (int l = 0; l < kLanes; ++l) {
+      if (load.lane_bytes[l] == 0) continue;
       const double bytes = static_cast<double>(load.lane_bytes[l]);
-      if (bytes <= 0) continue;
       // A reload starts after its own copy-out has finished.
-      const double missing = std::max(0.0, bytes - ahead_[l]) / bytes * load.in_s[l];
+      const double missing = ahead_[l] >= bytes ? 0 : (bytes - ahead_[l]) / bytes * load.in_s[l];
       wait = std::max(wait, copy_out_s_[l] + missing);
       ahead_[l] = std::max(0.0, ahead_[l] - bytes);
       left_[l] = std::max(0.0, left_[l] - bytes);
@@ -145,13 +139,14 @@ class Reloads {
   double Overlap(double seconds, const double* slowdown) {
     double slower = 0;
     for (int l = 0; l < kLanes; ++l) {
+      if (left_[l] <= 0 && copy_out_s_[l] <= 0) continue;
       const double late = std::min(copy_out_s_[l], seconds);
       copy_out_s_[l] -= late;
       const double room = std::min(most_ahead_[l], left_[l]) - ahead_[l];
       if (room > 0 && rate_[l] > 0) {
         const double fetched = std::min(room, (seconds - late) * rate_[l]);
         ahead_[l] += fetched;
-        slower += slowdown[l] * (fetched / rate_[l]);
+        slower += slowdown[l] * (fetched * seconds_per_byte_[l]);
       }
       slower += slowdown[l] * late;
     }
@@ -160,42 +155,24 @@ class Reloads {
 
  private:
   double rate_[kLanes] = {};
+  double seconds_per_byte_[kLanes] = {};
   double left_[kLanes] = {};
   double ahead_[kLanes] = {};
   double most_ahead_[kLanes] = {};
   double copy_out_s_[kLanes] = {};
 };
 
-void SimulateBackward(const RankModel& model, const std::vector<BlockLoad>& loads,
-                      const CopyLimits& limits, const Lane* copy_outs, StepResult* result) {
-  Memory memory(model, result);
-  Bytes kept = 0;
-  Totals all;
-  // Largest moved storage of blocks < i, for every i: prefix maxima, walked backwards.
-  static thread_local std::vector<Bytes> largest_before;
-  largest_before.assign(loads.size() + 1, 0);
-  for (size_t i = 0; i < loads.size(); ++i) {
-    kept += loads[i].kept;
-    all.moved += loads[i].moved;
-    largest_before[i + 1] = std::max(largest_before[i], loads[i].largest_moved);
-  }
-  all.largest = largest_before[loads.size()];
-  const Bytes prefetch_most = std::max(limits.prefetch, all.largest);
-  Reloads reloads(loads, prefetch_most, copy_outs);
-  Bytes moved_before = all.moved;
+void BackwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
+                     const CopyLimits& limits, const Lane* copy_outs, StepResult* result) {
+  Bytes largest = 0;
+  for (const BlockLoad& load : loads) largest = std::max(largest, load.largest_moved);
+  Reloads reloads(loads, std::max(limits.prefetch, largest), copy_outs);
   for (size_t i = loads.size(); i-- > 0;) {
-    const BlockLoad& load = loads[i];
-    const Bytes stash = Window(limits.stash, moved_before, all.largest, limits.charge_in_full);
-    moved_before -= load.moved;
-    const Bytes prefetched =
-        Window(limits.prefetch, moved_before, largest_before[i], limits.charge_in_full && i > 0);
-    memory.At(i, kept + load.backward_extra + prefetched + stash);
-    const double waited = reloads.Need(load);
-    const double compute = load.recompute_s + model.blocks[i].backward_s;
+    const double waited = reloads.Need(loads[i]);
+    const double compute = loads[i].recompute_s + model.blocks[i].backward_s;
     result->step_s += waited + compute + reloads.Overlap(compute, model.lane_slowdown);
     result->exposed_s += waited;
-    result->recompute_s += load.recompute_s;
-    kept -= load.kept;
+    result->recompute_s += loads[i].recompute_s;
   }
 }
 
@@ -224,12 +201,45 @@ BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockCho
   return load;
 }
 
+void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
+                   const CopyLimits& limits, StepResult* result) {
+  Memory memory(model, result);
+  Bytes kept = 0;
+  Bytes moved = 0;
+  // Largest moved storage of blocks < i, for every i.
+  static thread_local std::vector<Bytes> largest_before;
+  largest_before.assign(loads.size() + 1, 0);
+  for (size_t i = 0; i < loads.size(); ++i) {
+    memory.At(i,
+              kept + loads[i].forward_alive +
+                  Window(limits.stash, moved, largest_before[i], limits.charge_in_full && i > 0));
+    kept += loads[i].kept;
+    moved += loads[i].moved;
+    largest_before[i + 1] = std::max(largest_before[i], loads[i].largest_moved);
+  }
+  for (size_t i = loads.size(); i-- > 0;) {
+    const Bytes stash =
+        Window(limits.stash, moved, largest_before[loads.size()], limits.charge_in_full);
+    moved -= loads[i].moved;
+    const Bytes prefetched =
+        Window(limits.prefetch, moved, largest_before[i], limits.charge_in_full && i > 0);
+    memory.At(i, kept + loads[i].backward_extra + prefetched + stash);
+    kept -= loads[i].kept;
+  }
+}
+
+void SimulateSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
+                     const CopyLimits& limits, StepResult* result) {
+  Lane copy_outs[kLanes];
+  ForwardSeconds(model, loads, limits, copy_outs, result);
+  BackwardSeconds(model, loads, limits, copy_outs, result);
+}
+
 StepResult SimulateStep(const RankModel& model, const std::vector<BlockLoad>& loads,
                         const CopyLimits& limits) {
   StepResult result;
-  Lane copy_outs[kLanes];
-  SimulateForward(model, loads, limits, copy_outs, &result);
-  SimulateBackward(model, loads, limits, copy_outs, &result);
+  SimulateBytes(model, loads, limits, &result);
+  SimulateSeconds(model, loads, limits, &result);
   return result;
 }
 

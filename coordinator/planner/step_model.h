@@ -107,9 +107,14 @@ struct StepResult {
   double recompute_s = 0;
 };
 
-// `loads` has one entry per block of `model`.
+// `loads` has one entry per block of `model`. Both parts below.
 StepResult SimulateStep(const RankModel& model, const std::vector<BlockLoad>& loads,
                         const CopyLimits& limits);
+// Only the bytes (cheap), or only the seconds. Both add to a fresh `result`.
+void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
+                   const CopyLimits& limits, StepResult* result);
+void SimulateSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
+                     const CopyLimits& limits, StepResult* result);
 
 // Slots start on kSlotAlignment.
 constexpr Bytes SlotBytes(Bytes bytes) {

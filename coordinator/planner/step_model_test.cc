@@ -1,0 +1,141 @@
+#include "coordinator/planner/step_model.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+namespace hyperframes {
+namespace {
+
+// Three blocks of 1 s forward and 2 s backward; each leaves an input of 100 bytes and 300 more. One
+// peer that takes 100 bytes a second, no latency.
+RankModel ThreeBlocks() {
+  RankModel model;
+  for (int b = 0; b < 3; ++b) {
+    ModelBlock block;
+    block.forward_s = 1;
+    block.backward_s = 2;
+    block.storages = {{100, /*is_input=*/true, true}, {300, false, true}};
+    block.bytes = 400;
+    block.input_bytes = 100;
+    model.blocks.push_back(block);
+  }
+  Path peer;
+  peer.device = "peer";
+  peer.tier = Tier::kPeer;
+  peer.out_bytes_per_s = 100;
+  peer.in_bytes_per_s = 100;
+  peer.room = 1 << 20;
+  model.paths = {peer};
+  return model;
+}
+
+StepResult Step(const RankModel& model, const std::vector<BlockChoice>& choices, Bytes window) {
+  std::vector<BlockLoad> loads;
+  for (size_t b = 0; b < choices.size(); ++b) {
+    loads.push_back(LoadOf(model, model.blocks[b], choices[b]));
+  }
+  return SimulateStep(model, loads, {window, window, false});
+}
+
+const BlockChoice kKeep = {false, {kKept, kKept}};
+const BlockChoice kMoveInput = {false, {0, kKept}};
+const BlockChoice kMoveAll = {false, {0, 0}};
+const BlockChoice kAgain = {true, {kKept, kKept}};
+const BlockChoice kAgainInputMoved = {true, {0, kKept}};
+
+TEST(StepModel, KeepingEverythingHoldsTheSumAndCostsNothing) {
+  const StepResult result = Step(ThreeBlocks(), {kKeep, kKeep, kKeep}, 0);
+  EXPECT_EQ(result.activation_peak, 1200);
+  EXPECT_DOUBLE_EQ(result.step_s, 9);
+  EXPECT_EQ(result.exposed_s, 0);
+}
+
+TEST(StepModel, MovedStoragesStillCountWhileTheirBlockRunsAndInBothWindows) {
+  // Backward of the last block: kept 300 + 400 + 400, the input's reload comes on top of neither
+  // since it never left; stash and prefetch may hold the 100 of the first block.
+  EXPECT_EQ(Step(ThreeBlocks(), {kMoveInput, kKeep, kKeep}, 100).activation_peak,
+            300 + 400 + 400 + 100 + 100);
+  // Each block's own 400, up to 300 under way out, up to 300 coming back.
+  EXPECT_EQ(Step(ThreeBlocks(), {kMoveAll, kMoveAll, kMoveAll}, 0).activation_peak,
+            400 + 300 + 300);
+  // Windows of two storages hold more.
+  EXPECT_EQ(Step(ThreeBlocks(), {kMoveAll, kMoveAll, kMoveAll}, 500).activation_peak,
+            400 + 500 + 500);
+}
+
+TEST(StepModel, AWindowNeverHoldsMoreThanWasMoved) {
+  const StepResult result = Step(ThreeBlocks(), {kMoveInput, kKeep, kKeep}, 1 << 20);
+  EXPECT_EQ(result.activation_peak, 300 + 400 + 400 + 100 + 100);
+}
+
+TEST(StepModel, RecomputeKeepsInputsAndMakesTheRestAgain) {
+  const StepResult all = Step(ThreeBlocks(), {kAgain, kAgain, kAgain}, 0);
+  EXPECT_EQ(all.activation_peak, 100 + 100 + 400);
+  EXPECT_DOUBLE_EQ(all.recompute_s, 3);
+  EXPECT_DOUBLE_EQ(all.step_s, 12);
+  const StepResult moved =
+      Step(ThreeBlocks(), {kAgainInputMoved, kAgainInputMoved, kAgainInputMoved}, 0);
+  EXPECT_EQ(moved.activation_peak, 400 + 100 + 100);  // Block, stash, prefetch.
+}
+
+TEST(StepModel, TransientBytesCountInTheTotalOnly) {
+  RankModel model = ThreeBlocks();
+  model.blocks[1].transient = 1000;
+  const StepResult result = Step(model, {kKeep, kKeep, kKeep}, 0);
+  EXPECT_EQ(result.activation_peak, 1200);
+  EXPECT_EQ(result.total_peak, 800 + 1000);
+  model.total_limit = 1799;
+  EXPECT_GT(Step(model, {kKeep, kKeep, kKeep}, 0).excess, 0);
+  model.total_limit = 1800;
+  EXPECT_EQ(Step(model, {kKeep, kKeep, kKeep}, 0).excess, 0);
+}
+
+TEST(StepModel, CopiesThatFitBehindComputeAreFree) {
+  // 1 s out during the second block's forward, 1 s back during its backward.
+  const StepResult result = Step(ThreeBlocks(), {kMoveInput, kKeep, kKeep}, 100);
+  EXPECT_DOUBLE_EQ(result.step_s, 9);
+  EXPECT_EQ(result.exposed_s, 0);
+}
+
+TEST(StepModel, ASmallStashMakesForwardWaitAndALateReloadBackward) {
+  const StepResult result = Step(ThreeBlocks(), {kMoveAll, kKeep, kKeep}, 300);
+  // Out: 400 queued, 300 may stay: 1 s of waiting. Back: 300 prefetched, the last 100 waits 1 s.
+  EXPECT_NEAR(result.exposed_s, 2, 1e-9);
+  EXPECT_NEAR(result.step_s, 11, 1e-9);
+  // Larger windows cannot help: 8 s of copies, 6 s of compute pass in between.
+  EXPECT_NEAR(Step(ThreeBlocks(), {kMoveAll, kKeep, kKeep}, 400).exposed_s, 2, 1e-9);
+  RankModel faster = ThreeBlocks();
+  faster.paths[0].out_bytes_per_s = faster.paths[0].in_bytes_per_s = 200;
+  EXPECT_NEAR(Step(faster, {kMoveAll, kKeep, kKeep}, 400).exposed_s, 0, 1e-9);
+}
+
+TEST(StepModel, TheLastBlockGainsNothingByMoving) {
+  const StepResult kept = Step(ThreeBlocks(), {kKeep, kKeep, kKeep}, 0);
+  const StepResult moved = Step(ThreeBlocks(), {kKeep, kKeep, kMoveAll}, 0);
+  EXPECT_GE(moved.activation_peak, kept.activation_peak);
+  EXPECT_GT(moved.exposed_s, 0);
+}
+
+TEST(StepModel, CopiesSlowComputeByTheSharesOfTheirLink) {
+  RankModel model = ThreeBlocks();
+  model.lane_slowdown[0] = 0.5;
+  const StepResult result = Step(model, {kMoveInput, kKeep, kKeep}, 100);
+  // 1 s of copy beside forward and 1 s beside backward, each costing half a second.
+  EXPECT_NEAR(result.step_s, 10, 1e-9);
+}
+
+TEST(StepModel, ChargingInFullIsNeverLess) {
+  const RankModel model = ThreeBlocks();
+  std::vector<BlockLoad> loads;
+  for (const BlockChoice& choice : {kMoveInput, kAgain, kKeep}) {
+    loads.push_back(LoadOf(model, model.blocks[loads.size()], choice));
+  }
+  const StepResult real = SimulateStep(model, loads, {200, 200, false});
+  const StepResult full = SimulateStep(model, loads, {200, 200, true});
+  EXPECT_GE(full.activation_peak, real.activation_peak);
+}
+
+}  // namespace
+}  // namespace hyperframes
