@@ -42,6 +42,7 @@ class JobLife : public testing::Test {
     options.epoch = ++epoch_;
     reconciler_ =
         std::make_unique<Reconciler>(options, book_.get(), registry_.get(), &agents_, &clock_);
+    reconciler_->set_coordinator_address("127.0.0.1:7461");
   }
   void Register(const std::string& node, uint64_t incarnation) {
     v1::RegisterRequest request;

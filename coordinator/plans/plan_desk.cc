@@ -133,6 +133,10 @@ absl::StatusOr<v1::CreatePlanResponse> PlanDesk::CreatePlan(const v1::CreatePlan
     changed_.NotifyAll();
   } else {
     HF_RETURN_IF_ERROR(Wait(request, round));
+    if (round->digests[index] != digest) {
+      return absl::AbortedError(absl::StrCat("rank ", rank, " of job ", job->id(),
+                                             " has asked again with another profile; ask again"));
+    }
   }
   HF_RETURN_IF_ERROR(round->status);
   return Answer(*job, rank, round->plan);
@@ -316,6 +320,13 @@ absl::StatusOr<v1::FramePlan> PlanDesk::GetPlan(const std::string& job_id) {
   HF_RETURN_IF_ERROR(jobs_->Get(job_id).status());
   HF_ASSIGN_OR_RETURN(const v1::PlanRecord record, leases_->GetPlan(job_id));
   return record.plan();
+}
+
+int PlanDesk::waiting() const {
+  MutexLock lock(&mutex_);
+  int waiting = 0;
+  for (const auto& named : rounds_) waiting += named.second->waiting;
+  return waiting;
 }
 
 void PlanDesk::Stop() {

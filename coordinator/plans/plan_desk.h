@@ -51,6 +51,9 @@ class PlanDesk {
   // The job's last committed plan. NotFound.
   absl::StatusOr<v1::FramePlan> GetPlan(const std::string& job_id);
 
+  // Calls that wait for other ranks.
+  int waiting() const;
+
   // Ends all waits with Unavailable, now and later.
   void Stop();
 
@@ -88,7 +91,7 @@ class PlanDesk {
   const NodeRegistry* const registry_;
   AgentClient* const agents_;
   const Clock* const clock_;
-  Mutex mutex_;  // Never held while an agent, the store or the planner is asked.
+  mutable Mutex mutex_;  // Never held while an agent, the store or the planner is asked.
   CondVar changed_;
   std::map<std::string, std::shared_ptr<Round>> rounds_ HF_GUARDED_BY(mutex_);
   bool stopped_ HF_GUARDED_BY(mutex_) = false;
