@@ -52,12 +52,16 @@ def submit_between_kills(
     """
     chance = random.Random(seed)
     acknowledged: dict[str, str] = {}
+
+    def submit(key: str) -> str:
+        # A call that is under way when the coordinator dies is retried with its key.
+        request = {"spec": shell_job(f"echo {key}"), "idempotency_key": key}
+        return str(cluster.call("SubmitJob", request, 20)["job"]["id"])
+
     done = 0
     while done < kills:
         key = f"submission-{len(acknowledged)}"
-        # A call that is under way when the coordinator dies is retried with its key.
-        request = {"spec": shell_job(f"echo {key}"), "idempotency_key": key}
-        acknowledged[key] = cluster.call("SubmitJob", request, 20)["job"]["id"]
+        acknowledged[key] = submit(key)
         if chance.random() > 0.4:
             continue
         victims = [cluster.coordinator, *(cluster.agents.values() if agents_too else ())]
@@ -76,8 +80,7 @@ def submit_between_kills(
         yield seconds
     assert len(set(acknowledged.values())) == len(acknowledged), "two submissions became one job"
     for key, job_id in acknowledged.items():
-        again = {"spec": shell_job("echo again"), "idempotency_key": key}
-        assert cluster.call("SubmitJob", again, 20)["job"]["id"] == job_id, f"{key} was lost"
+        assert submit(key) == job_id, f"{key} was lost"
         job = cluster.wait_job(job_id, 120)
         assert job["state"] == "JOB_STATE_SUCCEEDED", (key, job["state"], job["message"])
         assert cluster.whole_log(job_id, 0) == f"{key}\n"
