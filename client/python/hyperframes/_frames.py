@@ -274,11 +274,12 @@ class FrameStore:
         self._watching = True
 
     def note_held(self) -> None:
-        """Bytes, by block, that were moved but whose source other code keeps alive."""
+        """Backward begins: bytes, by block, that were moved but that other code keeps alive."""
         if not self._watching:
             return
         self._watching = False
-        self.release_sources()
+        # The last sources under way: what backward needs first is on its way out as it begins.
+        self.release_sources(0)
         held: dict[str, int] = {}
         for handle, (source, nbytes, block) in list(self.sources.items()):
             if handle not in self.live:

@@ -39,6 +39,7 @@ class PlanBook:
         self._newness: deque[bool] = deque(maxlen=_WATCHED_STEPS)
         self._advised = False
         self.no_lenders = False
+        self._in_flight = 1
 
     def first(self) -> Plan:
         """The plan for the profile's own shape, made with all ranks of the job."""
@@ -51,12 +52,13 @@ class PlanBook:
     def current(self, signature: Signature) -> Plan:
         """The plan for a forward with these inputs; a new shape gets a scaled one at once."""
         found = self._plans.get(signature)
-        self._newness.append(found is None)
+        same = signature == self._base.signature
+        self._newness.append(found is None and not same)
         if found is not None:
             self._plans.move_to_end(signature)
             return found[0]
         self._advise()
-        scaled = self._base.scaled(signature)
+        scaled = self._base if same else self._base.scaled(signature)
         plan = self._replan(scaled)
         self._remember(signature, plan, scaled)
         return plan
@@ -78,6 +80,44 @@ class PlanBook:
         profile = _with_storages(found[1], learned)
         self._remember(signature, self._replan(profile), profile)
         return True
+
+    def expect_in_flight(self, forwards: int) -> bool:
+        """At a quiescent point: so many forwards wait for their backwards at once. True: more than
+        planned for, so every shape is planned anew with a share of the budget for each."""
+        if forwards <= self._in_flight:
+            return False
+        self._in_flight = forwards
+        if self.limits.budget is not None or self.limits.activation_budget is not None:
+            warnings.warn(
+                f"HyperFrames: {forwards} forwards were alive at once; the last step may have gone "
+                "over its budget. From now on each is planned with its share of it.",
+                stacklevel=2,
+            )
+        self._plans.clear()
+        return True
+
+    def _share(self, limits: Limits) -> Limits:
+        if self._in_flight == 1:
+            return limits
+        activations = limits.activation_budget
+        if limits.budget is not None:
+            activations = max(0, limits.budget - self._base.resident_bytes)
+        if activations is None:
+            return limits
+        return dataclasses.replace(
+            limits, budget=None, activation_budget=activations // self._in_flight
+        )
+
+    def _lend_for_all(self, raw: dict[str, Any]) -> None:
+        """Leases for every forward in flight, as far as the lenders go."""
+        free = {
+            str(device["uuid"]): int(device.get("lendable_bytes", 0))
+            for device in self._backend.describe().get("devices", ())
+        }
+        for rank in raw["ranks"]:
+            for need in rank.get("leases", ()):
+                wanted = int(need["bytes"]) * self._in_flight
+                need["bytes"] = max(int(need["bytes"]), min(wanted, free.get(need["device"], 0)))
 
     def drop_lenders(self) -> None:
         """A lease was asked back: from now on plan without any."""
@@ -104,7 +144,7 @@ class PlanBook:
         }
 
     def _make(self, profile: Profile, *, group: bool = False, limits: Limits | None = None) -> Plan:
-        limits = limits or self.limits
+        limits = limits or self._share(self.limits)
         problem = rank_problem(
             profile,
             rank=0,
@@ -113,6 +153,8 @@ class PlanBook:
             activation_budget=limits.activation_budget,
         )
         raw = self._backend.plan(problem, self._options(group))
+        if self._in_flight > 1:
+            self._lend_for_all(raw)
         return read_plan(pin_blocks(raw, profile, 0, self._pins), profile, 0)
 
     def _replan(self, profile: Profile) -> Plan:

@@ -125,6 +125,7 @@ class _Run:
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
+        self._batch: list[torch.UntypedStorage] = []
 
     def in_order(self) -> list[BlockInfo]:
         """REST first, for it may live all the step; LOSS last."""
@@ -141,6 +142,11 @@ class _Run:
     ) -> None:
         """The user's forward with every block measured, then the loss."""
         ledger = self._ledger
+        self._batch = [
+            leaf.untyped_storage()
+            for leaf in _pytree.tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+        ]
         ledger.begin_forward()
         ledger.in_root = True
         rest = self._found[REST] = BlockInfo(REST, keep_reason="outside every block")
@@ -177,10 +183,16 @@ class _Run:
 
         return forward
 
+    def _stays(self, tensor: torch.Tensor) -> str:
+        reason = stays_reason(tensor, self.device, self._parameters)
+        if not reason and any(tensor.untyped_storage() is held for held in self._batch):
+            return "the batch itself: the caller holds it"
+        return reason
+
     def _saved(
         self, tensor: torch.Tensor, block: str, found: dict[int, StorageInfo]
     ) -> torch.Tensor:
-        reason = stays_reason(tensor, self.device, self._parameters)
+        reason = self._stays(tensor)
         if tensor.layout is torch.strided and tensor.device == self.device:
             storage = tensor.untyped_storage()
             if storage not in self._parameters and storage.nbytes():
@@ -318,7 +330,7 @@ class _Run:
                     record.ordinal,
                     storage.nbytes(),
                     is_input=True,
-                    unmovable_reason=stays_reason(leaf, self.device, self._parameters),
+                    unmovable_reason=self._stays(leaf),
                     **describe_tensor(leaf),
                 )
 

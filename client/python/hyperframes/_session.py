@@ -297,10 +297,12 @@ class Session:
         self._parameters = ParameterStorages(self._root)
         signature = signature_of(args, kwargs)
         quiescent = self._store.quiesce()
+        in_flight = self._micro_batch + 1
         self._micro_batch = 0 if quiescent else self._micro_batch + 1
         if quiescent:
             self._answer_revocation()
             self._book.apply_lessons(self._signature)
+            self._book.expect_in_flight(in_flight)
             self._counts["steps"] += 1
         self._plan = self._book.current(signature)
         if quiescent:

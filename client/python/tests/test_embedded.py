@@ -223,6 +223,36 @@ def test_a_shape_that_cannot_fit_warns_with_the_smallest_budget_and_is_right(
         assert_same(plain, train(inside, 3, lengths=lambda step: 256))
 
 
+def test_several_forwards_in_flight_share_the_budget(profile: hf.Profile) -> None:
+    def run_two(model: Any) -> list[Any]:
+        seen = []
+        for step in range(3):
+            losses = []
+            for micro in range(2):
+                ids, targets = batch(2 * step + micro, 128)
+                losses.append(loss_of(model(ids), targets))
+            (losses[0] + losses[1]).backward()
+            seen.append(gradients(model))
+            model.zero_grad()
+            peaks.append(context.meter.reset_peak() if model is framed else 0)
+        return seen
+
+    peaks: list[int] = []
+    framed = make_gpt(**{**OPTIONS, "dropout": 0.0})
+    plain_model = make_gpt(**{**OPTIONS, "dropout": 0.0})
+    ids, targets = batch(0, 128)
+    own = hf.profile(framed, ids, loss_fn=lambda o: loss_of(o, targets))
+    budget = own.activation_bytes
+    context = hf.hyperframes(framed, profile=own, activation_budget=budget)
+    plain_gradients = run_two(plain_model)
+    peaks.clear()
+    with context, pytest.warns(UserWarning, match="2 forwards were alive at once"):
+        found = run_two(framed)
+    assert all(same_gradients(a, b) for a, b in zip(plain_gradients, found, strict=True))
+    assert peaks[0] > budget  # Nobody knew yet.
+    assert peaks[2] <= budget
+
+
 RANK = """
     import os, sys
     import torch, torch.distributed as dist
