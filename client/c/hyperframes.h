@@ -3,9 +3,11 @@
  * Every function that can fail returns an hf_code; hf_last_error() then gives the sentence, valid
  * on the same thread until its next hf_* call that fails. Strings are UTF-8. Structured values
  * travel as JSON of the messages in proto/hyperframes/v1 (lowerCamelCase or snake_case are both
- * read; snake_case is written); an unknown field is refused by name. Strings that the library
- * returns are freed with hf_free. Thread-safe unless said otherwise. After fork() every call in the
- * child returns HF_FAILED_PRECONDITION.
+ * read; snake_case is written, with defaults); an unknown field is refused by name. As in every
+ * protobuf JSON, 64-bit integers are written as strings ("bytes": "4096") and read as strings or
+ * numbers; enums are names ("TIER_PEER"). Strings that the library returns are freed with hf_free.
+ * Thread-safe unless said otherwise. After fork() every call in the child of a process that had
+ * used the library returns HF_FAILED_PRECONDITION, and closing does nothing.
  */
 #ifndef HYPERFRAMES_CLIENT_C_HYPERFRAMES_H_
 #define HYPERFRAMES_CLIENT_C_HYPERFRAMES_H_
@@ -62,9 +64,9 @@ hf_code hf_plan(const char* problem_json, char** plan_json);
 /* ---- Machine: the GPUs and host memory that an embedded process can use. ----
  * options_json: {"backend": "host", "devices": [{"uuid", "total_bytes", "peer_bandwidth",
  * "host_bandwidth", "latency_s", "compute_slowdown"}], "host_bytes": N}; bandwidths in bytes/s, 0 =
- * as fast as memory. With
- * {"backend": "host"} alone, HYPERFRAMES_HOST_DEVICES describes them ("2 x 1GiB"), else one device
- * without peers and half of the free memory as host. machine_json: {"devices": [DeviceProfile...],
+ * as fast as memory. With {"backend": "host"} alone, HYPERFRAMES_HOST_DEVICES describes them
+ * ("2 x 1GiB"), else one device without peers and half of the free memory as host. HYPERFRAMES_NODE
+ * names the node ("local"), and with it "host:<node>". machine_json: {"devices": [DeviceProfile...],
  * "links": [LinkProfile...]}, links measured now. */
 typedef struct hf_machine hf_machine;
 hf_code hf_machine_open(const char* options_json, hf_machine** machine);
