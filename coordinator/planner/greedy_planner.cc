@@ -1,5 +1,6 @@
 // The greedy planner: ranks in order, each searched alone under what the earlier ones left.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -20,7 +21,7 @@ constexpr double kNanosecond = 1e-9;
 
 // Rounded to whole nanoseconds, so that a plan survives the wire bit for bit.
 absl::Duration FromSeconds(double seconds) {
-  return absl::Nanoseconds(static_cast<int64_t>(seconds / kNanosecond + 0.5));
+  return absl::Nanoseconds(std::llround(seconds / kNanosecond));
 }
 
 // Highest share of a device that this rank's plan fills: its own GPU and its lenders.

@@ -13,8 +13,10 @@ std::string Exactly(Bytes bytes) {
 
 // The floor is proven for one shape of plan; the search may know a lower one. Asks it until it
 // fails.
-Bytes Lowered(RankModel model, Bytes RankModel::*limit, Bytes StepResult::*peak, Bytes smallest) {
+Bytes Lowered(const RankModel& given, Bytes RankModel::*limit, Bytes StepResult::*peak,
+              Bytes smallest) {
   constexpr int kMostTurns = 16;
+  RankModel model = given;
   for (int turn = 0; turn < kMostTurns && smallest > 0; ++turn) {
     model.*limit = smallest - 1;
     const absl::optional<RankSolution> lower = SearchRank(model);
@@ -25,7 +27,8 @@ Bytes Lowered(RankModel model, Bytes RankModel::*limit, Bytes StepResult::*peak,
 }
 
 // Least `peak` of a plan that keeps to the other limit; -1 when none does.
-Bytes Smallest(RankModel model, Bytes RankModel::*limit, Bytes StepResult::*peak) {
+Bytes Smallest(const RankModel& given, Bytes RankModel::*limit, Bytes StepResult::*peak) {
+  RankModel model = given;
   model.*limit = kNoLimit;
   Bytes smallest = -1;
   for (const RankSolution& floor : FloorSolutions(model)) {

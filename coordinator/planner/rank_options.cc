@@ -27,7 +27,7 @@ std::vector<size_t> Movable(const ModelBlock& block, bool recompute, Bytes cap) 
 }
 
 BlockChoice Blank(const ModelBlock& block, bool recompute) {
-  return {recompute, std::vector<int8_t>(block.storages.size(), kKept)};
+  return {recompute, std::vector<int>(block.storages.size(), kKept)};
 }
 
 // Every non-empty subset of a few storages.
@@ -38,7 +38,7 @@ void AddSubsets(const RankModel& model, const ModelBlock& block, bool recompute,
     for (size_t p = 0; p < model.paths.size(); ++p) {
       BlockChoice choice = Blank(block, recompute);
       for (size_t m = 0; m < movable.size(); ++m) {
-        if ((subset >> m & 1U) != 0) choice.where[movable[m]] = static_cast<int8_t>(p);
+        if ((subset >> m & 1U) != 0) choice.where[movable[m]] = static_cast<int>(p);
       }
       options->push_back(MakeOption(model, block, std::move(choice)));
     }
@@ -50,7 +50,7 @@ void AddPrefixes(const RankModel& model, const ModelBlock& block, bool recompute
   for (size_t count = 1; count <= movable.size();) {
     for (size_t p = 0; p < model.paths.size(); ++p) {
       BlockChoice choice = Blank(block, recompute);
-      for (size_t m = 0; m < count; ++m) choice.where[movable[m]] = static_cast<int8_t>(p);
+      for (size_t m = 0; m < count; ++m) choice.where[movable[m]] = static_cast<int>(p);
       options->push_back(MakeOption(model, block, std::move(choice)));
     }
     if (count == movable.size()) break;

@@ -194,7 +194,7 @@ class Improvement {
       for (int p = kKept; p < static_cast<int>(model_.paths.size()); ++p) {
         BlockChoice choice = state_->choices()[block];
         if (choice.where[s] == p) continue;
-        choice.where[s] = static_cast<int8_t>(p);
+        choice.where[s] = static_cast<int>(p);
         const Option option = MakeOption(model_, of, std::move(choice));
         if (!Accepts(block, option)) continue;
         state_->Set(block, option);
@@ -243,7 +243,7 @@ class Improvement {
     return false;
   }
 
-  void Place(size_t block, size_t s, int8_t where) {
+  void Place(size_t block, size_t s, int where) {
     BlockChoice choice = state_->choices()[block];
     choice.where[s] = where;
     state_->Set(block, MakeOption(model_, model_.blocks[block], std::move(choice)));
@@ -398,13 +398,13 @@ std::vector<RankSolution> FloorSolutions(const RankModel& model) {
     state.set_limits({0, 0, false});
     for (size_t b = 0; b < model.blocks.size(); ++b) {
       const ModelBlock& block = model.blocks[b];
-      BlockChoice choice{block.can_recompute, std::vector<int8_t>(block.storages.size(), kKept)};
+      BlockChoice choice{block.can_recompute, std::vector<int>(block.storages.size(), kKept)};
       for (size_t s = 0; s < block.storages.size(); ++s) {
         const ModelStorage& storage = block.storages[s];
         if (choice.recompute && !storage.is_input) continue;
         if (!storage.can_move || storage.bytes <= 0 || storage.bytes > cap) continue;
         for (size_t p = 0; p < model.paths.size() && choice.where[s] == kKept; ++p) {
-          choice.where[s] = static_cast<int8_t>(p);
+          choice.where[s] = static_cast<int>(p);
           if (!state.HasRoom(b, MakeOption(model, block, choice))) choice.where[s] = kKept;
         }
       }

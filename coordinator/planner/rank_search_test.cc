@@ -24,7 +24,7 @@ std::vector<Option> EveryOption(const RankModel& model, const ModelBlock& block)
     int combinations = 1;
     for (size_t s = 0; s < block.storages.size(); ++s) combinations *= places;
     for (int c = 0; c < combinations; ++c) {
-      BlockChoice choice{recompute, std::vector<int8_t>(block.storages.size(), kKept)};
+      BlockChoice choice{recompute, std::vector<int>(block.storages.size(), kKept)};
       int rest = c;
       bool legal = true;
       for (size_t s = 0; s < block.storages.size(); ++s, rest /= places) {
@@ -32,7 +32,7 @@ std::vector<Option> EveryOption(const RankModel& model, const ModelBlock& block)
         const ModelStorage& storage = block.storages[s];
         const bool may_move = storage.can_move && (!recompute || storage.is_input);
         legal = legal && (place == kKept || may_move);
-        choice.where[s] = static_cast<int8_t>(place);
+        choice.where[s] = static_cast<int>(place);
       }
       if (legal) options.push_back(MakeOption(model, block, std::move(choice)));
     }

@@ -66,13 +66,13 @@ struct RankModel {
   bool level_first = false;
 };
 
-constexpr int8_t kKept = -1;
+constexpr int kKept = -1;
 
 // What happens to one block. `where[s]` is an index into RankModel::paths or kKept. Under recompute
 // only inputs have a place; the rest says kKept.
 struct BlockChoice {
   bool recompute = false;
-  std::vector<int8_t> where;
+  std::vector<int> where;
 };
 
 // A BlockChoice boiled down to what the simulation needs.

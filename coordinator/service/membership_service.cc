@@ -74,7 +74,8 @@ class HeartbeatLoop::Call {
   }
 
   void Proceed(bool ok) {
-    if (answered_ || !ok) {
+    MutexLock lock(&loop_->mutex_);
+    if (answered_ || !ok || loop_->stopping_) {
       delete this;
       return;
     }
@@ -106,7 +107,11 @@ HeartbeatLoop::HeartbeatLoop(HeartbeatAsyncService* service,
       epoch_(epoch) {}
 
 HeartbeatLoop::~HeartbeatLoop() {
-  queue_->Shutdown();
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    queue_->Shutdown();
+  }
   if (thread_.joinable()) {
     thread_.join();
   } else {

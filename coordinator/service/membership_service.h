@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "coordinator/jobs/worker_reports.h"
 #include "coordinator/membership/heartbeat_ledger.h"
 #include "coordinator/membership/node_registry.h"
@@ -72,6 +73,10 @@ class HeartbeatLoop {
   HeartbeatLedger* const ledger_;
   CoordinatorMetrics* const metrics_;
   const int64_t epoch_;
+  // Nothing may be asked of a queue that was shut down. Taken by this loop's thread and, once, by
+  // the destructor.
+  Mutex mutex_;
+  bool stopping_ HF_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -1,0 +1,146 @@
+// The program itself: its address line, its stalls, its death.
+#include <fcntl.h>
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "common/protocol_version.h"
+#include "hyperframes/v1/coordinator.grpc.pb.h"
+#include "hyperframes/v1/membership.grpc.pb.h"
+
+namespace hyperframes {
+namespace {
+
+class Program : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = "/tmp/hyperframes_program_XXXXXX";
+    ASSERT_NE(mkdtemp(&directory_[0]), nullptr);
+  }
+  void TearDown() override { End(SIGKILL); }
+  // Runs it until its address line.
+  void Spawn() {
+    int out[2];
+    ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
+    child_ = fork();
+    if (child_ == 0) {
+      dup2(out[1], STDOUT_FILENO);
+      const std::string state = "--state-directory=" + directory_;
+      execl("coordinator/hfcoordinator", "hfcoordinator", "--listen-address=127.0.0.1:0",
+            "--http-address=127.0.0.1:0", state.c_str(), "--heartbeat-interval=100ms",
+            "--suspected-after=300ms", "--offline-after=1s", nullptr);
+      _exit(127);
+    }
+    close(out[1]);
+    std::string line;
+    char byte;
+    while (read(out[0], &byte, 1) == 1 && byte != '\n') line += byte;
+    close(out[0]);
+    ASSERT_TRUE(absl::StartsWith(line, "hfcoordinator ready: grpc=127.0.0.1:")) << line;
+    const size_t start = line.find("grpc=") + 5;
+    channel_ = grpc::CreateChannel(line.substr(start, line.find(' ', start) - start),
+                                   grpc::InsecureChannelCredentials());
+  }
+  // The status that it ended with.
+  int End(int with_signal) {
+    if (child_ <= 0) return -1;
+    kill(child_, with_signal);
+    int status = 0;
+    waitpid(child_, &status, 0);
+    child_ = -1;
+    return status;
+  }
+  static std::unique_ptr<grpc::ClientContext> Within(int seconds) {
+    auto context = std::make_unique<grpc::ClientContext>();
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(seconds));
+    return context;
+  }
+  bool Register() {
+    v1::RegisterRequest request;
+    request.mutable_version()->set_major(kProtocolMajor);
+    request.set_node("a");
+    request.set_incarnation(7);
+    request.set_agent_address("127.0.0.1:1");
+    v1::RegisterResponse response;
+    return v1::Membership::NewStub(channel_)->Register(Within(10).get(), request, &response).ok();
+  }
+  v1::NodeState State() {
+    v1::ListNodesRequest request;
+    request.mutable_version()->set_major(kProtocolMajor);
+    v1::ListNodesResponse response;
+    const auto status =
+        v1::Cluster::NewStub(channel_)->ListNodes(Within(10).get(), request, &response);
+    return status.ok() && response.nodes_size() == 1 ? response.nodes(0).state()
+                                                     : v1::NODE_STATE_UNSPECIFIED;
+  }
+
+  std::string directory_;
+  pid_t child_ = -1;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+// CASES C2.
+TEST_F(Program, StoppedForTwoTtlsDeclaresNobodyOfflineWhenItWakes) {
+  Spawn();
+  ASSERT_TRUE(Register());
+  std::atomic<bool> done{false};
+  std::thread agent([&] {
+    const auto stub = v1::Membership::NewStub(channel_);
+    for (uint64_t sequence = 1; !done; ++sequence) {
+      v1::HeartbeatRequest request;
+      request.set_node("a");
+      request.set_incarnation(7);
+      request.set_sequence(sequence);
+      v1::HeartbeatResponse response;
+      if (stub->Heartbeat(Within(10).get(), request, &response).ok()) {
+        EXPECT_TRUE(response.known()) << "it was declared OFFLINE";
+      }
+      absl::SleepFor(absl::Milliseconds(100));
+    }
+  });
+  kill(child_, SIGSTOP);
+  absl::SleepFor(absl::Seconds(2));
+  kill(child_, SIGCONT);
+  const absl::Time end = absl::Now() + absl::Seconds(1);
+  while (absl::Now() < end) {
+    const v1::NodeState state = State();
+    EXPECT_TRUE(state == v1::NODE_STATE_ALIVE || state == v1::NODE_STATE_SUSPECTED) << state;
+  }
+  EXPECT_EQ(State(), v1::NODE_STATE_ALIVE);
+  done = true;
+  agent.join();
+}
+
+TEST_F(Program, KeepsAnAcknowledgedJobThroughAKillAndEndsCleanlyOnSigterm) {
+  Spawn();
+  v1::SubmitJobRequest request;
+  request.mutable_version()->set_major(kProtocolMajor);
+  request.mutable_spec()->set_name("train");
+  request.mutable_spec()->add_command("/bin/true");
+  request.mutable_spec()->set_ranks(1);
+  v1::SubmitJobResponse submitted;
+  ASSERT_TRUE(v1::Jobs::NewStub(channel_)->SubmitJob(Within(10).get(), request, &submitted).ok());
+  End(SIGKILL);
+  Spawn();
+  v1::GetJobRequest get;
+  get.set_id(submitted.job().id());
+  v1::Job job;
+  EXPECT_TRUE(v1::Jobs::NewStub(channel_)->GetJob(Within(10).get(), get, &job).ok());
+  EXPECT_GT(job.version(), submitted.job().version());
+  const int status = End(SIGTERM);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+}  // namespace
+}  // namespace hyperframes
