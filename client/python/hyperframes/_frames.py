@@ -20,6 +20,7 @@ import torch
 
 from ._blocks import Record
 from ._engine import TIER_NAMES, Engine
+from ._inflight import ForwardToken
 from ._meter import observe_everywhere
 from .errors import FailedPrecondition, HyperFramesError, error_from_code
 
@@ -77,9 +78,10 @@ class View:
 class Kept:
     """A saved tensor that stays where it is. Detached: the tensor itself would be a cycle."""
 
-    __slots__ = ("tensor", "version")
+    __slots__ = ("tensor", "token", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, token: ForwardToken | None = None) -> None:
+        self.token = token
         self.version = tensor._version
         self.tensor = tensor.detach()
 
@@ -172,9 +174,10 @@ class Entry:
 class Moved:
     """A saved tensor whose storage waits elsewhere."""
 
-    __slots__ = ("entry", "probe", "type_name", "version", "view")
+    __slots__ = ("entry", "probe", "token", "type_name", "version", "view")
 
     def __init__(self, tensor: torch.Tensor, entry: Entry) -> None:
+        self.token: ForwardToken | None = None
         self.view = View(tensor)
         self.entry = entry
         self.version = tensor._version
@@ -287,6 +290,10 @@ class FrameStore:
             elif handle not in self.stash and source() is not None:
                 held[block] = held.get(block, 0) + nbytes
         self.held = held
+
+    def moved_bytes(self) -> int:
+        """Bytes of the storages that wait elsewhere now."""
+        return sum(entry.nbytes for entry in list(self._entries.values()))
 
     def quiesce(self) -> bool:
         """A quiescent point. False: frames are still alive, nothing was done."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
+from . import _guard
+from ._meter import ActivationMeter, passing_hooks, top_hooks
 from .errors import FailedPrecondition
 
 _FLAGS = ("gradient_checkpointing", "is_gradient_checkpointing", "grad_checkpointing")
@@ -45,3 +49,36 @@ def refuse_checkpointing(model: nn.Module, allowed: bool) -> None:
                 "model.gradient_checkpointing_disable() (or unwrap the module), or pass "
                 "allow_checkpointing=True."
             )
+
+
+def refuse_outer_hooks() -> None:
+    """FailedPrecondition: an offloader is at work around us. A meter of ours may be."""
+    top = top_hooks()
+    if top is not None and not isinstance(getattr(top[0], "__self__", None), ActivationMeter):
+        raise FailedPrecondition(
+            "Saved-tensor hooks are already installed here (an offloader such as save_on_cpu, or "
+            "another HyperFrames context): only one pair runs, so one would silently replace the "
+            "other. Leave that context first."
+        )
+
+
+def judge_inner_hooks(hooks: Any, where: str, allow_checkpointing: bool) -> bool:
+    """Hooks are entered inside the model. True: an allowed checkpoint.
+
+    FailedPrecondition: checkpointing that was not allowed, or an offloader.
+    """
+    if isinstance(hooks, passing_hooks) or _guard.is_checkpoint_recomputation(hooks):
+        return False
+    if _guard.is_checkpoint(hooks):
+        if allow_checkpointing:
+            return True
+        raise FailedPrecondition(
+            f"Gradient checkpointing is already on: {where} calls torch.utils.checkpoint. "
+            "HyperFrames decides itself what is recomputed. Call "
+            "model.gradient_checkpointing_disable() or remove the checkpoint call, or pass "
+            "allow_checkpointing=True."
+        )
+    raise FailedPrecondition(
+        f"{type(hooks).__name__} was entered in {where}: it would replace HyperFrames' hooks "
+        "there and take its tensors out of the plan. Remove it, or leave HyperFrames first."
+    )

@@ -17,6 +17,7 @@ from ._blocks import Ledger, discover_blocks, stays_reason
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
+from ._inflight import InFlight
 from ._meter import (
     ActivationMeter,
     ParameterStorages,
@@ -29,7 +30,13 @@ from ._meter import (
 from ._planbook import PlanBook
 from ._profiler import model_device, profile
 from ._recompute import RecomputeFrame
-from ._refusals import is_compiled, refuse_checkpointing, unwrap
+from ._refusals import (
+    is_compiled,
+    judge_inner_hooks,
+    refuse_checkpointing,
+    refuse_outer_hooks,
+    unwrap,
+)
 from .errors import FailedPrecondition, Unimplemented
 from .plan import Plan
 from .profile import Profile, Signature, StorageInfo, signature_of
@@ -92,6 +99,7 @@ class Session:
         self._parameters = ParameterStorages()
         self._signature: Signature = ()
         self._micro_batch = 0
+        self._in_flight = InFlight(self._held_bytes)
         self._recompute_ns = 0
         self._counts = {
             "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
@@ -106,7 +114,7 @@ class Session:
             return self._model
         if self._entered:
             raise FailedPrecondition("This context was entered before: make a new one.")
-        self._refuse_offloaders()
+        refuse_outer_hooks()
         self._entered = True
         self._device = model_device(self._root)
         self._ledger = Ledger(self._device)
@@ -151,15 +159,6 @@ class Session:
             store.quiesce()
             self._last_engine_stats = store.engine.stats()
             store.engine.close()
-
-    def _refuse_offloaders(self) -> None:
-        top = top_hooks()
-        if top is not None and not isinstance(getattr(top[0], "__self__", None), ActivationMeter):
-            raise FailedPrecondition(
-                "Saved-tensor hooks are already installed here (an offloader such as "
-                "save_on_cpu, or another HyperFrames context): only one pair runs, so one would "
-                "silently replace the other. Leave that context first."
-            )
 
     def _install(self) -> None:
         undo = self._undo
@@ -297,12 +296,13 @@ class Session:
         self._parameters = ParameterStorages(self._root)
         signature = signature_of(args, kwargs)
         quiescent = self._store.quiesce()
-        in_flight = self._micro_batch + 1
         self._micro_batch = 0 if quiescent else self._micro_batch + 1
+        in_flight = self._in_flight.begin()
         if quiescent:
             self._answer_revocation()
             self._book.apply_lessons(self._signature)
-            self._book.expect_in_flight(in_flight)
+            if in_flight == 1:
+                self._book.expect_in_flight(self._in_flight.most)
             self._counts["steps"] += 1
         self._plan = self._book.current(signature)
         if quiescent:
@@ -313,8 +313,14 @@ class Session:
         self._ledger.begin_forward()
         self._ledger.in_root = True
 
-    def _after_root(self, *_: Any) -> None:
+    def _after_root(self, module: nn.Module, args: Any, output: Any) -> None:
         self._ledger.in_root = False
+        if output is not None and not self._passes():
+            self._in_flight.completed()
+
+    def _held_bytes(self) -> int:
+        moved = self._store.moved_bytes() if self._store is not None else 0
+        return self._meter.current_bytes + moved
 
     def _profile_now(self, args: Any, kwargs: Any) -> None:
         """Neither profile nor sample was given: the first batch is the sample."""
@@ -351,25 +357,10 @@ class Session:
         self._counts["recomputed_blocks"] += 1
 
     def _see_hooks(self, hooks: Any) -> None:
-        if isinstance(hooks, passing_hooks) or self._suspended:
-            return
-        if _guard.is_checkpoint_recomputation(hooks):
-            return
-        where = self._ledger.current().key
-        if _guard.is_checkpoint(hooks):
-            if self._allow_checkpointing:
-                self._counts["checkpoints_seen"] += 1
-                return
-            raise FailedPrecondition(
-                f"Gradient checkpointing is already on: {where} calls torch.utils.checkpoint. "
-                "HyperFrames decides itself what is recomputed. Call "
-                "model.gradient_checkpointing_disable() or remove the checkpoint call, or pass "
-                "allow_checkpointing=True."
-            )
-        raise FailedPrecondition(
-            f"{type(hooks).__name__} was entered in {where}: it would replace HyperFrames' hooks "
-            "there and take its tensors out of the plan. Remove it, or leave HyperFrames first."
-        )
+        if not self._suspended:
+            where = self._ledger.current().key
+            seen = judge_inner_hooks(hooks, where, self._allow_checkpointing)
+            self._counts["checkpoints_seen"] += seen
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if type(tensor).__torch_dispatch__ is not _PLAIN:
@@ -390,7 +381,7 @@ class Session:
         # PyTorch calls this with gradients off; what a backward saves was never planned.
         inside_backward = torch._C._current_graph_task_id() != -1
         if self._suspended or inside_backward or plan is None or store is None:
-            return Kept(tensor)
+            return Kept(tensor, self._in_flight.token)
         record, is_new = self._ledger.classify(storage)
         decision = plan.lookup(record.block, record.ordinal, nbytes)
         if decision is None or not plan.exact:
@@ -399,10 +390,10 @@ class Session:
             if is_new:
                 self._counts["unplanned_storages"] += 1
                 self._counts["unplanned_bytes"] += nbytes
-            return Kept(tensor)
+            return Kept(tensor, self._in_flight.token)
         if reason or decision.tier == KEEP:
-            return Kept(tensor)
-        return store.move(
+            return Kept(tensor, self._in_flight.token)
+        moved = store.move(
             tensor,
             record,
             micro_batch=self._micro_batch,
@@ -411,7 +402,11 @@ class Session:
             lender=decision.device,
             preferred_offset=decision.preferred_offset,
             shared=not self._in_compiled_block(),
-        ) or Kept(tensor)
+        )
+        if moved is None:
+            return Kept(tensor, self._in_flight.token)
+        moved.token = self._in_flight.token
+        return moved
 
     def _in_compiled_block(self) -> bool:
         module = self._ledger.current().module
