@@ -55,6 +55,8 @@ absl::Status JobBook::Read() {
       return absl::DataLossError(
           absl::StrCat("the store's record '", entry.key, "' cannot be read; restore a backup"));
     }
+    // An explanation that was never stored may have shown a higher version to a watcher.
+    record->set_version(std::max(record->version(), options_.first_version));
     last_sequence_ = std::max(last_sequence_, record->sequence());
     last_version_ = std::max(last_version_, record->version());
     by_sequence_[record->sequence()] = record->id();
