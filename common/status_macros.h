@@ -17,6 +17,7 @@
 #define HF_CONCAT_INNER_(a, b) a##b
 #define HF_CONCAT_(a, b) HF_CONCAT_INNER_(a, b)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses.
 // `HF_ASSIGN_OR_RETURN(auto x, Compute());` moves the value out, or returns the status.
 #define HF_ASSIGN_OR_RETURN(lhs, expression) \
   HF_ASSIGN_OR_RETURN_IMPL_(HF_CONCAT_(hf_statusor_, __LINE__), lhs, expression)
@@ -24,5 +25,6 @@
   auto statusor = (expression);                              \
   if (!statusor.ok()) return statusor.status();              \
   lhs = std::move(statusor).value()
+// NOLINTEND(bugprone-macro-parentheses)
 
 #endif  // HYPERFRAMES_COMMON_STATUS_MACROS_H_
