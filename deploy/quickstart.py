@@ -6,8 +6,10 @@ Called by deploy/quickstart.sh, which has installed and built what is needed.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from local_cluster import ROOT, LocalCluster, Node, wait_until
+from local_cluster import ROOT, LocalCluster, Node, binary, wait_until
 from report import page
 from summary import MIB, RunSummary, equal_to_reference, load_run, table_text
 
@@ -90,6 +92,23 @@ def steps_logged(cluster: LocalCluster, job_id: str, rank: int) -> list[str]:
     return [line.split(" ")[1] for line in lines if line.startswith("step ")]
 
 
+def leases_by_hfctl(cluster: LocalCluster) -> list[str]:
+    """One line per lease, as an operator sees them."""
+    done = subprocess.run(
+        [binary("client/cli:hfctl"), "--coordinator", cluster.address, "nodes", "-o", "json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted(
+        f"lease {lease['lease_id']} of {lease['job_id']} rank {lease['rank']}: "
+        f"{int(lease['bytes']) / MIB:.1f} MiB on {lease['device']}"
+        for node in json.loads(done.stdout)["nodes"]
+        for lease in node["leases"]
+        if lease["state"] != "LEASE_STATE_RELEASED"
+    )
+
+
 def survive_agent(
     cluster: LocalCluster, reference: RunSummary, results: Path, steps: int, extra: Sequence[str]
 ) -> None:
@@ -103,15 +122,17 @@ def survive_agent(
         f"step {KILL_AFTER_STEPS} of job {job_id}",
         interval_s=0.1,
     )
-    before = cluster.leases()
+    before = leases_by_hfctl(cluster)
     agent = cluster.agents["b"]
     killed = agent.pid
     agent.kill()
-    say(f"    kill -9 {killed} (agent of node b, {len(before)} leases held)")
+    say(f"    kill -9 {killed} (agent of node b, {len(before)} leases in the cluster)")
     agent.start()
     cluster.wait_for_nodes(len(NODES))
-    after = cluster.leases()
-    say(f"    agent b is back as pid {agent.pid}")
+    after = leases_by_hfctl(cluster)
+    say(f"    agent b is back as pid {agent.pid}; hfctl shows")
+    for lease in after:
+        say(f"      {lease}")
     run = finish(cluster, job_id, report)
     expected = [f"{step + 1}/{steps}" for step in range(steps)]
     checks = {

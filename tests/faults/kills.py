@@ -5,23 +5,33 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from example_jobs import shell_job, training_job
+from example_jobs import shell_job
 from local_cluster import LocalCluster, wait_until
 from watch import lent_bytes, lent_descriptors, lent_mappings, worker_pids
 
 
-def kill_one_worker(cluster: LocalCluster, report: Path, rank: int) -> float:
-    """Starts a job, kills a rank that maps lent memory, returns the seconds until all is back.
+def lease_holder_job() -> dict[str, Any]:
+    """Two ranks, one a node, that hold leases and use them; up in a fraction of a second."""
+    return {
+        "name": "lease-holder",
+        "command": [sys.executable, str(Path(__file__).with_name("lease_holder.py"))],
+        "ranks": 2,
+        "placement": "PLACEMENT_SPREAD",
+    }
+
+
+def kill_one_worker(cluster: LocalCluster, spec: dict[str, Any], rank: int) -> float:
+    """Starts the job, kills a rank that maps lent memory, returns the seconds until all is back.
 
     Back means: no node lends a byte, no lease is listed, no living process of the job and no agent
     maps lent memory, no agent holds a descriptor of it. The job has to end as FAILED.
     """
-    job_id = cluster.submit(
-        training_job("hyperframes", report, "--activation-budget", "8MiB", steps=1000)
-    )
+    job_id = cluster.submit(spec)
     wait_until(lambda: len(cluster.leases()) >= 2, 60, "the job's leases", 0.05)
     wait_until(lambda: lent_mappings(worker_pids(job_id)) > 0, 30, "workers to map them", 0.05)
     workers = {w["rank"]: int(w["report"]["pid"]) for w in cluster.job(job_id)["workers"]}

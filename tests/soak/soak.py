@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kills import kill_one_worker, submit_between_kills
+from kills import kill_one_worker, lease_holder_job, submit_between_kills
 from local_cluster import ROOT, LocalCluster, Node
 
 NODES = (Node("a", "2 x 256MiB"), Node("b", "2 x 128MiB"))
@@ -65,8 +65,7 @@ def kill_workers(kills: int) -> dict[str, Any]:
     started, seconds = time.monotonic(), []
     with fresh_cluster() as cluster:
         for number in range(kills):
-            report = cluster.directory / f"{number}-{{rank}}.json"
-            seconds.append(kill_one_worker(cluster, report, number % 2))
+            seconds.append(kill_one_worker(cluster, lease_holder_job(), number % 2))
             progress("workers killed", len(seconds), kills, started)
     return row("workers: seconds until every leased byte is back", seconds)
 

@@ -1,0 +1,90 @@
+"""A worker that does nothing but hold leases: the client library without torch, so that it is up in
+a moment. Asks for a plan like any rank, maps what it is granted, fills it, prints `holding` and
+moves bytes in and out until it is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+# The package's front door imports torch; the binding behind it knows nothing of it.
+PACKAGE = Path(__file__).resolve().parents[2] / "client" / "python" / "hyperframes"
+_package = types.ModuleType("hyperframes")
+_package.__path__ = [str(PACKAGE)]
+sys.modules["hyperframes"] = _package
+
+from hyperframes._native import Machine, NativeClient, NativeEngine  # noqa: E402
+
+BLOCKS, STORAGE_BYTES = 8, 4 * 2**20
+TIERS = {"TIER_PEER": 1, "TIER_HOST": 2}
+
+
+def rank_problem() -> dict[str, Any]:
+    blocks = [
+        {
+            "name": f"block.{number}",
+            "forward_s": 0.01,
+            "backward_s": 0.02,
+            "not_recomputable": True,
+            "storages": [{"ordinal": 0, "bytes": STORAGE_BYTES, "dtype": "uint8"}],
+        }
+        for number in range(BLOCKS)
+    ]
+    return {
+        "rank": int(os.environ["RANK"]),
+        "gpu": os.environ["HYPERFRAMES_GPU"],
+        "blocks": blocks,
+        "activation_budget": 4 * STORAGE_BYTES,
+    }
+
+
+def main() -> None:
+    client = NativeClient(os.environ["HYPERFRAMES_COORDINATOR"], {})
+    answer = client.call(
+        "CreatePlan",
+        {
+            "version": {"major": 1, "minor": 0},
+            "job_id": os.environ["HYPERFRAMES_JOB_ID"],
+            "job_token": os.environ["HYPERFRAMES_JOB_TOKEN"],
+            "rank": rank_problem(),
+            "world_size": int(os.environ["WORLD_SIZE"]),
+        },
+        60.0,
+    )
+    leases = answer["leases"]
+    engine = NativeEngine(
+        Machine({"backend": "host"}),
+        {
+            "gpu": os.environ["HYPERFRAMES_GPU"],
+            "stash_limit": STORAGE_BYTES,
+            "prefetch_limit": STORAGE_BYTES,
+            "leases": [{**lease, "bytes": int(lease["bytes"])} for lease in leases],
+        },
+    )
+    source = ctypes.create_string_buffer(os.urandom(1024), STORAGE_BYTES)
+    address = ctypes.addressof(source)
+    said = False
+    while True:
+        handles = [
+            engine.put(
+                0, number, 0, address, STORAGE_BYTES, TIERS[lease["tier"]], lease["device"], -1, 0
+            ).handle
+            for lease in leases
+            for number in range(int(lease["bytes"]) // STORAGE_BYTES)
+        ]
+        engine.take_releasable(0, 0)
+        for handle in handles:
+            engine.drop(handle)
+        engine.quiesce()
+        if not said:
+            print(f"holding {len(leases)} leases, {len(handles)} storages", flush=True)
+            said = True
+
+
+if __name__ == "__main__":
+    main()
