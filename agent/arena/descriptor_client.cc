@@ -53,15 +53,26 @@ absl::StatusOr<UniqueFd> OpenSocket(const std::string& path) {
   return socket;
 }
 
+WireMessage MakeRequest(WireType type, const std::string& id) {
+  WireMessage message;
+  message.type = static_cast<uint16_t>(type);
+  SetWireText(id, message.id, sizeof(message.id));
+  return message;
+}
+
 class Channel;
 // Every channel of this process, so that a forked child can drop what it inherited. Leaked: a fork
 // may happen while the program ends.
-std::mutex& RegistryMutex() {
-  static std::mutex* const mutex = new std::mutex;
-  return *mutex;
-}
-std::set<Channel*>& Registry() {
-  static std::set<Channel*>* const registry = new std::set<Channel*>;
+struct ForkRegistry {
+  std::mutex mutex;
+  std::set<Channel*> channels;
+  void Add(Channel* channel) {
+    std::lock_guard<std::mutex> lock(mutex);
+    channels.insert(channel);
+  }
+};
+ForkRegistry& Registry() {
+  static ForkRegistry* const registry = new ForkRegistry;
   return *registry;
 }
 
@@ -128,16 +139,16 @@ class Channel {
 void RegisterForkHandlers() {
   static const int registered = pthread_atfork(
       [] {
-        RegistryMutex().lock();
-        for (Channel* channel : Registry()) channel->BeforeFork();
+        Registry().mutex.lock();
+        for (Channel* channel : Registry().channels) channel->BeforeFork();
       },
       [] {
-        for (Channel* channel : Registry()) channel->AfterForkInParent();
-        RegistryMutex().unlock();
+        for (Channel* channel : Registry().channels) channel->AfterForkInParent();
+        Registry().mutex.unlock();
       },
       [] {
-        for (Channel* channel : Registry()) channel->AfterForkInChild();
-        RegistryMutex().unlock();
+        for (Channel* channel : Registry().channels) channel->AfterForkInChild();
+        Registry().mutex.unlock();
       });
   (void)registered;
 }
@@ -160,10 +171,7 @@ absl::Status Channel::Start() {
     connected_ = true;
   }
   RegisterForkHandlers();
-  {
-    std::lock_guard<std::mutex> lock(RegistryMutex());
-    Registry().insert(this);
-  }
+  Registry().Add(this);
   thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();
 }
@@ -175,12 +183,11 @@ void Channel::Stop() {
     changed_.NotifyAll();
   }
   const uint64_t one = 1;
-  if (write(wake_.get(), &one, sizeof(one)) < 0) {
-    // Only a full counter fails, and then the thread has been woken already.
-  }
+  // Only a full counter fails, and then the thread has been woken already.
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
-  std::lock_guard<std::mutex> lock(RegistryMutex());
-  Registry().erase(this);
+  std::lock_guard<std::mutex> lock(Registry().mutex);
+  Registry().channels.erase(this);
 }
 
 bool Channel::WaitReadable(int socket, absl::Duration timeout) {
@@ -233,9 +240,7 @@ absl::StatusOr<Received> Channel::Exchange(int socket, WireMessage message, int 
 
 absl::StatusOr<UniqueFd> Channel::Handshake() {
   HF_ASSIGN_OR_RETURN(UniqueFd socket, OpenSocket(options_.socket_path));
-  WireMessage hello;
-  hello.type = static_cast<uint16_t>(WireType::kHello);
-  SetWireText(options_.worker_id, hello.id, sizeof(hello.id));
+  WireMessage hello = MakeRequest(WireType::kHello, options_.worker_id);
   SetWireText(options_.job_id, hello.text, sizeof(hello.text));
   HF_ASSIGN_OR_RETURN(Received reply, Exchange(socket.get(), hello, counters_.get()));
   HF_RETURN_IF_ERROR(ReplyStatus(reply.message));
@@ -258,29 +263,21 @@ absl::Status Channel::OfferAll(int socket) {
     }
   }
   for (const std::string& lease_id : returns) {
-    WireMessage message;
-    message.type = static_cast<uint16_t>(WireType::kReturn);
-    SetWireText(lease_id, message.id, sizeof(message.id));
+    const WireMessage message = MakeRequest(WireType::kReturn, lease_id);
     HF_ASSIGN_OR_RETURN(Received reply, Exchange(socket, message, -1));
     MutexLock lock(&mutex_);
     owed_returns_.erase(lease_id);
   }
   for (const auto& [lease_id, kept] : offers) {
-    WireMessage message;
-    message.type = static_cast<uint16_t>(WireType::kOffer);
+    WireMessage message = MakeRequest(WireType::kOffer, lease_id);
     message.bytes = kept.bytes;
-    SetWireText(lease_id, message.id, sizeof(message.id));
     SetWireText(kept.token, message.token, sizeof(message.token));
     HF_ASSIGN_OR_RETURN(Received reply, Exchange(socket, message, kept.descriptor.get()));
     if (ReplyStatus(reply.message).ok()) continue;
     // The agent gave the lease up while it could not reach us: the caller must let it go too.
-    WireMessage revoke;
-    revoke.type = static_cast<uint16_t>(WireType::kRevoke);
-    SetWireText(lease_id, revoke.id, sizeof(revoke.id));
-    HandleUnasked(revoke);
+    HandleUnasked(MakeRequest(WireType::kRevoke, lease_id));
   }
-  WireMessage reported;
-  reported.type = static_cast<uint16_t>(WireType::kReported);
+  const WireMessage reported = MakeRequest(WireType::kReported, "");
   HF_ASSIGN_OR_RETURN(Received reply, Exchange(socket, reported, -1));
   return ReplyStatus(reply.message);
 }
@@ -361,10 +358,8 @@ void Channel::Keep(const Received& grant) {
 void Channel::SendOwedReturns(int socket) {
   MutexLock lock(&mutex_);
   for (auto lease_id = owed_returns_.begin(); lease_id != owed_returns_.end();) {
-    WireMessage message;
-    message.type = static_cast<uint16_t>(WireType::kReturn);
+    WireMessage message = MakeRequest(WireType::kReturn, *lease_id);
     message.sequence = next_sequence_++;
-    SetWireText(*lease_id, message.id, sizeof(message.id));
     if (!SendWire(socket, message).ok()) return;  // The next connection makes good for it.
     lease_id = owed_returns_.erase(lease_id);
   }
@@ -409,12 +404,10 @@ absl::StatusOr<Received> Channel::Call(WireMessage message) {
 absl::StatusOr<MappedLease> Channel::MapLease(const std::string& lease_id,
                                               const std::string& token) {
   if (!IsWireId(lease_id)) return absl::NotFoundError("no lease '" + lease_id.substr(0, 64) + "'");
-  WireMessage message;
+  WireMessage message = MakeRequest(WireType::kMap, lease_id);
   if (token.size() >= sizeof(message.token)) {
     return absl::PermissionDeniedError("a lease's token has 32 hex digits");
   }
-  message.type = static_cast<uint16_t>(WireType::kMap);
-  SetWireText(lease_id, message.id, sizeof(message.id));
   SetWireText(token, message.token, sizeof(message.token));
   HF_ASSIGN_OR_RETURN(Received reply, Call(message));
   HF_RETURN_IF_ERROR(ReplyStatus(reply.message));
@@ -442,11 +435,8 @@ absl::Status Channel::ReturnLease(const std::string& lease_id) {
     owed_returns_.insert(lease_id);
     if (!connected_) return absl::OkStatus();
   }
-  WireMessage message;
-  message.type = static_cast<uint16_t>(WireType::kReturn);
-  SetWireText(lease_id, message.id, sizeof(message.id));
-  absl::StatusOr<Received> reply = Call(message);
-  if (!reply.ok()) return absl::OkStatus();  // Still owed.
+  const WireMessage message = MakeRequest(WireType::kReturn, lease_id);
+  if (!Call(message).ok()) return absl::OkStatus();  // Still owed.
   MutexLock lock(&mutex_);
   owed_returns_.erase(lease_id);
   return absl::OkStatus();
