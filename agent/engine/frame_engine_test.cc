@@ -25,7 +25,7 @@ constexpr Bytes kSlot = 4096;
 
 std::vector<char> Pattern(int seed, Bytes bytes = kSlot) {
   std::vector<char> data(bytes);
-  for (Bytes i = 0; i < bytes; ++i) data[i] = static_cast<char>(seed * 31 + i * 7);
+  for (Bytes i = 0; i < bytes; ++i) data[i] = static_cast<char>(Bytes{seed} * 31 + i * 7);
   return data;
 }
 
@@ -65,7 +65,9 @@ class FrameEngineTest : public testing::Test {
     key.block = 7;
     key.ordinal = ordinal;
     sources_.push_back(source);  // Outlives the copy.
-    return engine_->Put(key, sources_.back().data(), source.size(), tier, gpu, preferred, nullptr)
+    return engine_
+        ->Put(key, sources_.back().data(), static_cast<Bytes>(source.size()), tier, gpu, preferred,
+              nullptr)
         .value();
   }
 
@@ -162,6 +164,7 @@ TEST_F(FrameEngineTest, SaysWhenALeaseHasTheBytesButNotInOnePiece) {
   Start(std::move(arenas));
   const std::vector<char> source = Pattern(0);
   std::vector<StorageHandle> handles;
+  handles.reserve(3);
   for (int i = 0; i < 3; ++i) handles.push_back(Put(i, source).handle);
   engine_->Drop(handles[0]);
   engine_->Drop(handles[2]);
@@ -333,6 +336,7 @@ TEST_F(FrameEngineTest, ServesSeveralThreads) {
   StartWithBothTiers(options);
   for (int t = 0; t < 4; ++t) sources_.push_back(Pattern(t));
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::atomic<bool> stop{false};
   // Sources live as long as the test, so one thread may take every release.
   std::thread releaser([&] {

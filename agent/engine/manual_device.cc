@@ -26,7 +26,7 @@ class HeapMemory final : public Memory {
  public:
   explicit HeapMemory(Bytes bytes) : data_(bytes, 0) {}
   char* data() const override { return const_cast<char*>(data_.data()); }
-  Bytes bytes() const override { return data_.size(); }
+  Bytes bytes() const override { return static_cast<Bytes>(data_.size()); }
   int descriptor() const override { return -1; }
 
  private:

@@ -38,7 +38,7 @@ struct Options {
 };
 
 double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 

@@ -150,7 +150,7 @@ TEST(HostDevice, RecordsComputeAsDoneBecauseTheProgramIsTheCaller) {
 TEST(HostDevice, GivesEachTierThePathOfItsOwnSpeed) {
   HostDeviceOptions options;
   options.uuid = "SIM-test-0";
-  options.host_bandwidth = 1000 * 1000;
+  options.host_bandwidth = 1000000;
   const auto device = HostDevice::Create(options).value();
   char from[20000] = {};
   char to[20000];

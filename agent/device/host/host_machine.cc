@@ -169,6 +169,7 @@ absl::StatusOr<std::vector<HostDeviceOptions>> ParseHostDevices(const std::strin
 
 std::string FormatHostDevices(const std::vector<HostDeviceOptions>& devices) {
   std::vector<std::string> pieces;
+  pieces.reserve(devices.size());
   for (const HostDeviceOptions& device : devices) {
     // Plain byte counts: FormatBytes rounds, and the reader must get the very same device.
     pieces.push_back(absl::StrCat(device.uuid, "=", device.total_bytes,

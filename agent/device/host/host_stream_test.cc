@@ -105,9 +105,9 @@ TEST(HostStream, FinishesItsQueueBeforeItGoes) {
 }
 
 TEST(HostStream, TakesAsLongAsLatencyAndBandwidthSay) {
-  HostStream stream({/*bandwidth=*/100 * 1000 * 1000, /*latency=*/absl::Milliseconds(1)});
-  std::vector<char> from(1000 * 1000, 'q');
-  std::vector<char> to(1000 * 1000);
+  HostStream stream({/*bandwidth=*/100000000, /*latency=*/absl::Milliseconds(1)});
+  std::vector<char> from(1000000, 'q');
+  std::vector<char> to(1000000);
   const absl::Time started = MonotonicClock()->Now();
   ASSERT_TRUE(stream.Copy(to.data(), from.data(), from.size()).ok());
   stream.Record()->Synchronize();
@@ -160,16 +160,17 @@ TEST(HostStream, RefusesWhatItCannotDo) {
 }
 
 TEST(HostStream, TakesWorkFromSeveralThreads) {
-  constexpr int kThreads = 4;
-  constexpr int kCopies = 2000;
+  constexpr size_t kThreads = 4;
+  constexpr size_t kCopies = 2000;
   std::vector<char> from(kThreads * kCopies, 'q');
   std::vector<char> to(kThreads * kCopies, '-');
   {
     HostStream stream({}, /*queue_capacity=*/16);
     std::vector<std::thread> threads;
-    for (int t = 0; t < kThreads; ++t) {
+    threads.reserve(kThreads);
+    for (size_t t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
-        for (int i = t * kCopies; i < (t + 1) * kCopies; ++i) {
+        for (size_t i = t * kCopies; i < (t + 1) * kCopies; ++i) {
           EXPECT_TRUE(stream.Copy(&to[i], &from[i], 1).ok());
         }
       });
