@@ -37,6 +37,7 @@ from ._refusals import (
     refuse_outer_hooks,
     unwrap,
 )
+from ._reporting import summarize
 from .errors import FailedPrecondition, Unimplemented
 from .plan import Plan
 from .profile import Profile, Signature, StorageInfo, signature_of
@@ -475,27 +476,15 @@ class Session:
         engine = self._last_engine_stats
         if not engine and self._store is not None:
             engine = self._store.engine.stats()
-        steps = max(self._counts["steps"], 1)
-        out = engine.get("bytes_out", {})
-        rank = self._plan.rank if self._plan is not None else {}
-        held = dict(self._store.held) if self._store is not None else {}
-        values: dict[str, Any] = {
-            "mode": "on",
-            "budget": self._limits.budget,
-            "activation_budget": self._limits.activation_budget,
-            "activation_peak": self._meter.peak_bytes if self._entered else 0,
-            "peer_bytes": int(out.get("peer", 0)) // steps,
-            "host_bytes": int(out.get("host", 0)) // steps,
-            "recomputed_bytes": int(rank.get("recomputed_bytes", 0)),
-            "exposed_wait_s": float(engine.get("exposed_wait", 0.0)),
-            "recompute_s": self._recompute_ns / 1e9,
-            "held_elsewhere_bytes": sum(held.values()),
-            "held_elsewhere": held,
-            "predicted_activation_peak": int(rank.get("predicted_activation_peak", 0)),
-            "engine": engine,
-        }
-        values.update(self._counts)
-        return values
+        return summarize(
+            self._limits,
+            self._plan,
+            self._counts,
+            activation_peak=self._meter.peak_bytes if self._entered else 0,
+            recompute_ns=self._recompute_ns,
+            held=dict(self._store.held) if self._store is not None else {},
+            engine=engine,
+        )
 
 
 def _unpack(packed: Any) -> torch.Tensor:

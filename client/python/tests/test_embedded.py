@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,31 @@ def test_several_forwards_in_flight_share_the_budget(profile: hf.Profile) -> Non
     assert all(same_gradients(a, b) for a, b in zip(plain_gradients, found, strict=True))
     assert peaks[0] > budget  # Nobody knew yet.
     assert peaks[2] <= budget
+
+
+def test_an_output_that_is_never_differentiated_does_not_halve_the_budget(
+    profile: hf.Profile,
+) -> None:
+    class TwoHeads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gpt = make_gpt(**OPTIONS)
+            self.extra = torch.nn.Linear(97, 8)
+
+        def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = self.gpt(ids)
+            return logits, self.extra(logits.detach().sigmoid())
+
+    model = TwoHeads()
+    ids, targets = batch(0, 128)
+    with (
+        hf.hyperframes(model, sample_input=ids, activation_budget="16MiB") as inside,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        for _ in range(3):
+            outputs = inside(ids)  # Holds the second head's graph until the next step.
+            loss_of(outputs[0], targets).backward()
 
 
 RANK = """
