@@ -284,18 +284,49 @@ def test_t8_an_output_of_one_block_changed_after_another_saved_it(tier: str) -> 
 def test_t8_the_newer_value_is_read_when_the_older_is_not_needed(
     tier: str, backend_name: str
 ) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        y = x.sin()
-        with torch.no_grad():
-            base = y.detach().clone()
-        unused = base.requires_grad_().exp() * 1.0  # Saved, never part of the loss.
-        y = y * 1.0
-        squared = y.square().detach()
-        kept = y.sigmoid()
-        y.mul_(3.0)
-        return kept + y * y.detach() + squared * 0 + unused.detach() * 0
+    alive: list[torch.Tensor] = []
 
-    assert_equal_runs(function, tier, backend_name)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1.0
+        alive.append(y.sin())  # Saves y as it is now; never part of the loss.
+        y.mul_(3.0)
+        return y.sin()  # Saves y as it is then.
+
+    plain = plain_run(function, step)
+    loss, grads, _ = framed_run(function, step, tier, backend_name)
+    assert torch.equal(plain[0], loss)
+    assert same_gradients(plain[1], grads)
+
+
+def test_t8_an_unsaved_weight_changed_before_recomputation_is_refused() -> None:
+    """The first matrix is not saved, for the input needs no gradient: eager would not mind."""
+
+    def use(model: nn.Module) -> None:
+        loss = model(sample()).square().mean()
+        with torch.no_grad():
+            model.layers[0].first.weight.mul_(0.5)  # type: ignore[index, union-attr]
+        with pytest.raises(
+            hf.FailedPrecondition, match=r"first\.weight of block layers\.0 changed"
+        ):
+            loss.backward()
+
+    framed_run(torch.sigmoid, use, "recompute")
+
+
+def test_t8_other_dtypes_in_the_recomputation_are_refused() -> None:
+    calls = [0]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return x.double().sin().float() if calls[0] > 6 else x.sin()
+
+    def use(model: nn.Module) -> None:
+        calls[0] = 5  # The profile is done: one more call as it was, then others.
+        loss = model.layers[0](sample()).square().mean()  # type: ignore[index, operator]
+        with pytest.raises(hf.RecomputeMismatch, match=r"layers\.0: tensor"):
+            loss.backward()
+
+    framed_run(function, use, "recompute")
 
 
 def test_t8_a_parameter_changed_before_backward_is_refused(tier: str) -> None:
