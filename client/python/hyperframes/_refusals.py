@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 from . import _guard
 from ._meter import ActivationMeter, passing_hooks, top_hooks
-from .errors import FailedPrecondition
+from .errors import FailedPrecondition, Unimplemented
 
 _FLAGS = ("gradient_checkpointing", "is_gradient_checkpointing", "grad_checkpointing")
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
@@ -81,4 +82,13 @@ def judge_inner_hooks(hooks: Any, where: str, allow_checkpointing: bool) -> bool
     raise FailedPrecondition(
         f"{type(hooks).__name__} was entered in {where}: it would replace HyperFrames' hooks "
         "there and take its tensors out of the plan. Remove it, or leave HyperFrames first."
+    )
+
+
+def refuse_subclass(tensor: torch.Tensor, where: str) -> NoReturn:
+    """Unimplemented: a saved tensor that is more than its storage."""
+    raise Unimplemented(
+        f"{where} saves a {type(tensor).__name__} for backward, a tensor subclass that HyperFrames "
+        "cannot move or rebuild: unwrap it (for DTensor: to_local()), or run this model with "
+        "HYPERFRAMES_MODE=off."
     )

@@ -35,10 +35,11 @@ from ._refusals import (
     judge_inner_hooks,
     refuse_checkpointing,
     refuse_outer_hooks,
+    refuse_subclass,
     unwrap,
 )
 from ._reporting import summarize
-from .errors import FailedPrecondition, Unimplemented
+from .errors import FailedPrecondition
 from .plan import Plan
 from .profile import Profile, Signature, StorageInfo, signature_of
 
@@ -107,8 +108,6 @@ class Session:
             "recomputed_blocks": 0, "checkpoints_seen": 0,
         }  # fmt: skip
         self._last_engine_stats: dict[str, Any] = {}
-
-    # ---- Entering and leaving ----
 
     def __enter__(self) -> nn.Module:
         if self._off:
@@ -365,11 +364,7 @@ class Session:
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if type(tensor).__torch_dispatch__ is not _PLAIN:
-            raise Unimplemented(
-                f"{self._ledger.current().key} saves a {type(tensor).__name__} for backward, a "
-                "tensor subclass that HyperFrames cannot move or rebuild: unwrap it (for DTensor: "
-                "to_local()), or run this model with HYPERFRAMES_MODE=off."
-            )
+            refuse_subclass(tensor, self._ledger.current().key)
         reason = stays_reason(tensor, self._device, self._parameters)
         if tensor.layout is not torch.strided or tensor.device != self._device:
             return Kept(tensor)
@@ -436,8 +431,6 @@ class Session:
                 **describe_tensor(tensor),
             ),
         )
-
-    # ---- What happened ----
 
     def _end_step(self) -> None:
         store, plan = self._store, self._plan
