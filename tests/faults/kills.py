@@ -14,6 +14,8 @@ from example_jobs import shell_job
 from local_cluster import LocalCluster, wait_until
 from watch import lent_bytes, lent_descriptors, lent_mappings, worker_pids
 
+LOGS_CHECKED = 16
+
 
 def lease_holder_job() -> dict[str, Any]:
     """Two ranks, one a node, that hold leases and use them; up in a fraction of a second."""
@@ -89,8 +91,11 @@ def submit_between_kills(
         )
         yield seconds
     assert len(set(acknowledged.values())) == len(acknowledged), "two submissions became one job"
+    # Agents keep a bounded number of ended workers' logs: the newest are still there.
+    for key, job_id in list(acknowledged.items())[-LOGS_CHECKED:]:
+        cluster.wait_job(job_id, 120)
+        assert cluster.whole_log(job_id, 0) == f"{key}\n"
     for key, job_id in acknowledged.items():
         assert submit(key) == job_id, f"{key} was lost"
         job = cluster.wait_job(job_id, 120)
         assert job["state"] == "JOB_STATE_SUCCEEDED", (key, job["state"], job["message"])
-        assert cluster.whole_log(job_id, 0) == f"{key}\n"
