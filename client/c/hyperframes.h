@@ -66,8 +66,8 @@ hf_code hf_plan(const char* problem_json, char** plan_json);
  * "host_bandwidth", "latency_s", "compute_slowdown"}], "host_bytes": N}; bandwidths in bytes/s, 0 =
  * as fast as memory. With {"backend": "host"} alone, HYPERFRAMES_HOST_DEVICES describes them
  * ("2 x 1GiB"), else one device without peers and half of the free memory as host. HYPERFRAMES_NODE
- * names the node ("local"), and with it "host:<node>". machine_json: {"devices": [DeviceProfile...],
- * "links": [LinkProfile...]}, links measured now. */
+ * names the node ("local"), and with it "host:<node>". machine_json: {"devices":
+ * [DeviceProfile...], "links": [LinkProfile...]}, links measured now. */
 typedef struct hf_machine hf_machine;
 hf_code hf_machine_open(const char* options_json, hf_machine** machine);
 hf_code hf_machine_describe(hf_machine* machine, char** machine_json);

@@ -2,24 +2,18 @@
 // the same run, and the caller's processor time per put and per fetch, on the host backend.
 //
 //   bazel run //tests/bench:engine          prints a table, writes docs/benchmarks/engine.json
-#include <sys/utsname.h>
 #include <time.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "agent/device/host/host_device.h"
 #include "agent/engine/frame_engine.h"
 #include "common/clock.h"
@@ -28,6 +22,7 @@
 #include "common/status_macros.h"
 #include "common/units.h"
 #include "nlohmann/json.hpp"
+#include "tests/bench/report.h"
 
 namespace hyperframes {
 namespace {
@@ -37,10 +32,7 @@ struct Options {
   int64_t rounds = 21;
 };
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+double Median(std::vector<double> values) { return Percentile(&values, 0.5); }
 
 double Seconds() { return absl::ToDoubleSeconds(MonotonicClock()->Now() - absl::UnixEpoch()); }
 
@@ -48,35 +40,6 @@ double ThreadCpuMicroseconds() {
   timespec used;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
   return static_cast<double>(used.tv_sec) * 1e6 + static_cast<double>(used.tv_nsec) / 1e3;
-}
-
-// First line of what `command` prints; "unknown" when it fails. Commands are literals.
-std::string FirstLineOf(const char* command) {
-  std::string line = "unknown";
-  FILE* const pipe = popen(command, "r");
-  if (pipe == nullptr) return line;
-  char buffer[256];
-  if (fgets(buffer, sizeof(buffer), pipe) != nullptr) line = buffer;
-  const bool succeeded = pclose(pipe) == 0;
-  return succeeded ? std::string(absl::StripTrailingAsciiWhitespace(line)) : "unknown";
-}
-
-std::string Commit() {
-  const char* const given = std::getenv("HYPERFRAMES_COMMIT");
-  if (given != nullptr && *given != '\0') return given;
-  const char* const workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");  // Set by `bazel run`.
-  if (workspace != nullptr && setenv("GIT_WORK_TREE", workspace, 1) == 0) {
-    setenv("GIT_DIR", absl::StrCat(workspace, "/.git").c_str(), 1);
-  }
-  return FirstLineOf("git rev-parse HEAD 2>/dev/null");
-}
-
-std::string Machine() {
-  utsname name = {};
-  uname(&name);
-  const std::string cpu = FirstLineOf("sed -n 's/^model name.*: //p' /proc/cpuinfo 2>/dev/null");
-  return absl::StrCat(name.sysname, " ", name.release, " ", name.machine, ", ", cpu, ", ",
-                      std::thread::hardware_concurrency(), " cores");
 }
 
 struct Bench {
@@ -211,26 +174,10 @@ absl::StatusOr<CpuRow> MeasureCpu(int64_t rounds) {
   return CpuRow{Median(puts), Median(fetches), Median(streams)};
 }
 
-absl::Status Write(const std::string& path, const nlohmann::ordered_json& report) {
-  std::ofstream file(path);
-  file << report.dump(2) << "\n";
-  file.close();
-  if (!file) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "cannot write ", path, ": ", std::strerror(errno), "; name a writable file with --output"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Run(const Options& options) {
-  nlohmann::ordered_json report;
-  report["name"] = "engine";
-  report["command"] = absl::StrCat("bazel run //tests/bench:engine -- --rounds=", options.rounds);
-  report["commit"] = Commit();
-  report["machine"] = Machine();
+  nlohmann::ordered_json report = EmptyReport(
+      "engine", absl::StrCat("bazel run //tests/bench:engine -- --rounds=", options.rounds));
   report["backend"] = "host";
-  report["rows"] = nlohmann::ordered_json::array();
-  report["ratios"] = nlohmann::ordered_json::object();
 
   std::printf("%-10s %16s %16s %8s\n", "size", "put + fetch GB/s", "memcpy GB/s", "ratio");
   for (const Bytes bytes : {kMiB, 16 * kMiB, 64 * kMiB}) {
@@ -252,16 +199,14 @@ absl::Status Run(const Options& options) {
                             {"stream_cpu_us", cpu.stream_us}});
   report["ratios"]["put_cpu_us_beyond_driver"] = cpu.put_us - cpu.stream_us;
   report["ratios"]["fetch_cpu_us_beyond_driver"] = cpu.fetch_us - cpu.stream_us;
-  HF_RETURN_IF_ERROR(Write(options.output, report));
+  HF_RETURN_IF_ERROR(WriteReport(options.output, report));
   std::printf("\nwrote %s\n", options.output.c_str());
   return absl::OkStatus();
 }
 
 int Main(int argc, char** argv) {
   Options options;
-  const char* const workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
-  options.output =
-      absl::StrCat(workspace != nullptr ? workspace : ".", "/docs/benchmarks/engine.json");
+  options.output = DefaultReportPath("engine");
   Config config("engine", "Measures the frame engine on the host backend against memcpy.");
   config.AddString(&options.output, "output", "file that gets the JSON report");
   config.AddInt(&options.rounds, "rounds", 1, 1000, "paired rounds per size; the median counts");
