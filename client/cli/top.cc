@@ -34,7 +34,8 @@ std::string Headline(const std::string& coordinator, const v1::ListNodesResponse
   }
   std::map<std::string, int> job_states;
   for (const v1::Job& job : jobs.jobs()) {
-    if (!HasEnded(job.state())) ++job_states[absl::AsciiStrToLower(JobStateName(job.state()))];
+    if (!IsFinalJobState(job.state()))
+      ++job_states[absl::AsciiStrToLower(JobStateName(job.state()))];
   }
   const auto counts = [](const std::map<std::string, int>& map) {
     if (map.empty()) return std::string("none");

@@ -180,7 +180,7 @@ absl::StatusOr<v1::Job> Client::WaitJob(const std::string& id, absl::Duration ti
   v1::GetJobRequest get;
   get.set_id(id);
   absl::StatusOr<v1::Job> job = GetJob(get, std::min(timeout, options_.timeout));
-  while (job.ok() && !HasEnded(job->state())) {
+  while (job.ok() && !IsFinalJobState(job->state())) {
     const absl::Duration left = deadline - options_.clock->Now();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
@@ -215,7 +215,7 @@ absl::Status Client::FollowLog(const std::string& job_id, int rank, int64_t offs
     absl::StatusOr<v1::Job> job = GetJob(get);
     absl::StatusOr<v1::ReadLogResponse> chunk =
         job.ok() ? ReadLog(LogRequest(job_id, rank, offset)) : job.status();
-    const bool ended = job.ok() && HasEnded(job->state());
+    const bool ended = job.ok() && IsFinalJobState(job->state());
     // While following, a job that waits for GPUs has no log yet, and a coordinator or an agent that
     // restarts loses nothing: their answers only come later.
     const bool passing = (absl::IsNotFound(chunk.status()) && job.ok() && !ended) ||
@@ -239,27 +239,6 @@ absl::Status Client::FollowLog(const std::string& job_id, int rank, int64_t offs
     }
     options_.sleep(kLogPollInterval);
   }
-}
-
-bool HasEnded(v1::JobState state) {
-  switch (state) {
-    case v1::JOB_STATE_SUCCEEDED:
-    case v1::JOB_STATE_FAILED:
-    case v1::JOB_STATE_CANCELLED:
-    case v1::JOB_STATE_TIMEOUT:
-    case v1::JOB_STATE_PREEMPTED:
-    case v1::JOB_STATE_NO_PROGRESS:
-      return true;
-    default:
-      return false;
-  }
-}
-
-std::string JobStateName(v1::JobState state) {
-  const std::string name = v1::JobState_Name(state);
-  const std::string prefix = "JOB_STATE_";
-  if (name.compare(0, prefix.size(), prefix) != 0) return absl::StrCat("UNKNOWN(", state, ")");
-  return name.substr(prefix.size());
 }
 
 }  // namespace hyperframes

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/retry.h"
+#include "coordinator/wire/job_state_name.h"
 #include "hyperframes/v1/coordinator.grpc.pb.h"
 
 namespace hyperframes {
@@ -70,8 +71,8 @@ class Client {
   absl::StatusOr<v1::FramePlan> GetPlan(const v1::GetPlanRequest& request,
                                         absl::Duration timeout = kDefaultTimeout);
 
-  // Returns the job once it has ended (see HasEnded). DeadlineExceeded says in which state it still
-  // is. A coordinator that is away meanwhile is waited for until `timeout`.
+  // Returns the job once it has ended (see IsFinalJobState). DeadlineExceeded says in which state
+  // it still is. A coordinator that is away meanwhile is waited for until `timeout`.
   absl::StatusOr<v1::Job> WaitJob(const std::string& id, absl::Duration timeout);
 
   // Hands a rank's log to `sink` from `offset` on, until it is complete and the job has ended, or
@@ -105,12 +106,6 @@ class Client {
 };
 
 constexpr absl::Duration kLogPollInterval = absl::Milliseconds(200);
-
-// SUCCEEDED, FAILED, CANCELLED, TIMEOUT, PREEMPTED or NO_PROGRESS.
-bool HasEnded(v1::JobState state);
-
-// "RUNNING" for JOB_STATE_RUNNING; "UNKNOWN(14)" for a state of a newer coordinator.
-std::string JobStateName(v1::JobState state);
 
 }  // namespace hyperframes
 

@@ -261,7 +261,7 @@ TEST(JobState, EveryStateEndsOrDoesNotAndHasAName) {
                                        "TIMEOUT",   "PREEMPTED", "NO_PROGRESS"};
   for (int value = v1::JobState_MIN; value <= v1::JobState_MAX; ++value) {
     const auto state = static_cast<v1::JobState>(value);
-    EXPECT_EQ(HasEnded(state), ended.count(JobStateName(state)) == 1) << JobStateName(state);
+    EXPECT_EQ(IsFinalJobState(state), ended.count(JobStateName(state)) == 1) << JobStateName(state);
   }
   EXPECT_EQ(JobStateName(static_cast<v1::JobState>(99)), "UNKNOWN(99)");
 }

@@ -1,7 +1,5 @@
 #include "coordinator/jobs/job_state.h"
 
-#include <cstring>
-
 namespace hyperframes {
 
 bool LegalJobMove(v1::JobState from, v1::JobState to) {
@@ -21,25 +19,6 @@ bool LegalJobMove(v1::JobState from, v1::JobState to) {
     default:
       return false;
   }
-}
-
-bool IsFinalJobState(v1::JobState state) {
-  switch (state) {
-    case v1::JOB_STATE_SUCCEEDED:
-    case v1::JOB_STATE_FAILED:
-    case v1::JOB_STATE_CANCELLED:
-    case v1::JOB_STATE_TIMEOUT:
-    case v1::JOB_STATE_PREEMPTED:
-    case v1::JOB_STATE_NO_PROGRESS:
-      return true;
-    default:
-      return false;
-  }
-}
-
-const char* JobStateName(v1::JobState state) {
-  if (!v1::JobState_IsValid(state)) return "UNKNOWN";
-  return v1::JobState_Name(state).c_str() + std::strlen("JOB_STATE_");
 }
 
 }  // namespace hyperframes

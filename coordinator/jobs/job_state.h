@@ -3,6 +3,7 @@
 #ifndef HYPERFRAMES_COORDINATOR_JOBS_JOB_STATE_H_
 #define HYPERFRAMES_COORDINATOR_JOBS_JOB_STATE_H_
 
+#include "coordinator/wire/job_state_name.h"
 #include "hyperframes/v1/coordinator.pb.h"
 
 namespace hyperframes {
@@ -10,12 +11,6 @@ namespace hyperframes {
 // The only moves there are; everything else is refused. CHECKPOINTING, RESTARTING, TIMEOUT,
 // PREEMPTED and NO_PROGRESS have no moves yet: nothing enters them.
 bool LegalJobMove(v1::JobState from, v1::JobState to);
-
-// True for states that a job never leaves.
-bool IsFinalJobState(v1::JobState state);
-
-// "QUEUED", "RUNNING", ...
-const char* JobStateName(v1::JobState state);
 
 }  // namespace hyperframes
 
