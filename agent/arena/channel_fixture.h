@@ -4,10 +4,8 @@
 #define HYPERFRAMES_AGENT_ARENA_CHANNEL_FIXTURE_H_
 
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <stdlib.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,21 +15,10 @@
 #include "agent/arena/lease_records.h"
 #include "agent/arena/lease_table.h"
 #include "agent/device/host/host_device.h"
-#include "common/clock.h"
+#include "common/eventually.h"
 #include "common/random_id.h"
 
 namespace hyperframes {
-
-// Looks again every two milliseconds. False: `timeout` passed first.
-inline bool Eventually(const std::function<bool()>& holds,
-                       absl::Duration timeout = absl::Seconds(10)) {
-  const absl::Time end = MonotonicClock()->Now() + timeout;
-  while (!holds()) {
-    if (MonotonicClock()->Now() >= end) return false;
-    poll(nullptr, 0, /*timeout=*/2);
-  }
-  return true;
-}
 
 // The arena of one agent, without the agent.
 class ArenaOfAgent {

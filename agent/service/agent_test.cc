@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 
@@ -20,6 +19,7 @@
 #include "agent/service/node.h"
 #include "agent/service/status_pages.h"
 #include "agent/service/worker_environment.h"
+#include "common/eventually.h"
 #include "common/random_id.h"
 
 namespace hyperframes {
@@ -27,15 +27,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-bool Eventually(const std::function<bool()>& holds, absl::Duration timeout = absl::Seconds(20)) {
-  const absl::Time end = MonotonicClock()->Now() + timeout;
-  while (!holds()) {
-    if (MonotonicClock()->Now() >= end) return false;
-    poll(nullptr, 0, /*timeout=*/2);
-  }
-  return true;
-}
 
 // A coordinator's membership, scripted.
 class FakeMembership final : public v1::Membership::Service {

@@ -150,7 +150,7 @@ absl::Status CoordinatorLink::Beat() {
 }
 
 void CoordinatorLink::ReportLoop() {
-  absl::Duration backoff = options_.first_backoff;
+  Backoff backoff(options_.backoff, incarnation_);
   absl::Time last_report = absl::InfinitePast();
   while (true) {
     bool registered = false;
@@ -170,15 +170,14 @@ void CoordinatorLink::ReportLoop() {
       last_report = MonotonicClock()->Now();
     }
     if (status.ok()) {
-      backoff = options_.first_backoff;
+      backoff.Reset();
       MutexLock lock(&mutex_);
       changed_.WaitFor(&mutex_, kLook, [this] { return stopping_ || notified_ || !registered_; });
       notified_ = false;
       continue;
     }
     Lost(status);
-    if (!Pause(backoff)) return;
-    backoff = std::min(backoff * 2, options_.longest_backoff);
+    if (!Pause(backoff.Next())) return;
   }
 }
 

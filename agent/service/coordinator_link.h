@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "agent/service/epoch_fence.h"
 #include "agent/service/node.h"
+#include "common/backoff.h"
 #include "common/mutex.h"
 #include "hyperframes/v1/membership.grpc.pb.h"
 
@@ -26,8 +27,8 @@ struct CoordinatorLinkOptions {
   std::vector<v1::LinkProfile> links;
   absl::Duration rpc_timeout = absl::Seconds(5);
   absl::Duration report_interval = absl::Seconds(1);
-  absl::Duration first_backoff = absl::Milliseconds(50);
-  absl::Duration longest_backoff = absl::Seconds(1);
+  BackoffPolicy backoff = {/*first_backoff=*/absl::Milliseconds(50),
+                           /*longest_backoff=*/absl::Seconds(1)};
 };
 
 // Thread-safe. Two threads: one beats, so that no report, however large, delays a heartbeat; the

@@ -1,41 +1,22 @@
-// The one retry policy: exponential backoff with jitter, bounded by the call's deadline. Time,
-// sleep and randomness come in from outside, so that tests neither sleep nor flake.
+// The one retry policy of calls: backoff, bounded by the call's deadline. Time, sleep and
+// randomness come in from outside, so that tests neither sleep nor flake.
 #ifndef HYPERFRAMES_CLIENT_CPP_RETRY_H_
 #define HYPERFRAMES_CLIENT_CPP_RETRY_H_
 
 #include <cstdint>
 #include <functional>
-#include <random>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/backoff.h"
 #include "common/clock.h"
 
 namespace hyperframes {
 
-struct RetryPolicy {
-  absl::Duration first_backoff = absl::Milliseconds(50);
-  absl::Duration longest_backoff = absl::Seconds(2);
-  double multiplier = 2.0;
-  // Each backoff is drawn from [1 - jitter, 1] times its nominal length: a thousand workers that
-  // lost one coordinator do not come back in the same millisecond.
-  double jitter = 0.5;
+struct RetryPolicy : BackoffPolicy {
   // No new attempt starts this long after the first one, even when the deadline is further away.
   // People at a prompt want to hear soon that nobody is there; a worker waits for the deadline.
   absl::Duration give_up_after = absl::InfiniteDuration();
-};
-
-// Draws successive backoffs. Not thread-safe: one per call.
-class Backoff {
- public:
-  Backoff(const RetryPolicy& policy, uint64_t seed);
-  // The next wait, never longer than policy.longest_backoff.
-  absl::Duration Next();
-
- private:
-  const RetryPolicy policy_;
-  absl::Duration nominal_;
-  std::mt19937_64 random_;
 };
 
 // What a call needs from the world.

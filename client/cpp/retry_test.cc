@@ -88,22 +88,5 @@ TEST_F(RetryTest, GivesUpEarlierWhenAskedTo) {
   EXPECT_LE(clock_.Now() - start, absl::Seconds(1));
 }
 
-TEST(Backoff, GrowsToItsLimitWithinTheJitter) {
-  RetryPolicy policy;
-  Backoff backoff(policy, /*seed=*/3);
-  absl::Duration nominal = policy.first_backoff;
-  for (int i = 0; i < 20; ++i) {
-    const absl::Duration wait = backoff.Next();
-    EXPECT_LE(wait, nominal);
-    EXPECT_GE(wait, nominal * (1.0 - policy.jitter) - absl::Nanoseconds(10));
-    nominal = std::min(nominal * policy.multiplier, policy.longest_backoff);
-  }
-}
-
-TEST(Backoff, TwoSeedsDoNotWaitInStep) {
-  Backoff one({}, 1), two({}, 2);
-  EXPECT_NE(one.Next(), two.Next());
-}
-
 }  // namespace
 }  // namespace hyperframes
