@@ -42,9 +42,18 @@ bool ShimLives(const std::string& directory) {
   return file.valid() && fcntl(file.get(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
+// When its last status was written; now, when that cannot be told.
+absl::Time EndedAt(const std::string& directory) {
+  struct stat file = {};
+  if (stat((directory + "/" + kStatusFile).c_str(), &file) != 0) return absl::Now();
+  return absl::FromTimeT(file.st_mtime);
+}
+
+// The spec goes first: a directory without one is on its way out, and adoption finishes that.
 void RemoveWorkerDirectory(const std::string& directory) {
   for (const char* name : {kSpecFile, kStatusFile, kLogFile, kLockFile, kToldFile, "shim.log"}) {
     unlink((directory + "/" + name).c_str());
+    unlink((directory + "/." + name + ".tmp").c_str());  // Of a writer that was killed.
   }
   // Fails when the worker left files of its own there: they are the user's, so they stay.
   rmdir(directory.c_str());
@@ -87,28 +96,67 @@ WorkerInfo Supervisor::InfoOf(const Worker& worker) const {
   return info;
 }
 
+// Where a kill of the agent can fall, what it leaves, and what the next agent does about it:
+//
+//   directory made, spec not yet written     no spec              undone: removed, as if never
+//   asked spec written, shim not yet spawned       spec                 redone: a shim is started
+//   shim spawned, its lock not yet taken     spec                 redone: of two shims one gets the
+//                                                                 lock, and it finds no status
+//   shim locked, status not yet written      spec, lock held      the shim goes on by itself
+//   any later point of the worker's life     status, lock held    the shim goes on by itself
+//   worker ended, `ended` not yet called     EXITED               redone: the first poll calls it
+//   end reported, `told` not yet written     EXITED               redone: reported once more
+//   stop promised, signal not yet sent       status, lock held    redone by who asked: it asks
+//   again pruned, files not yet all gone           no spec              redone: removed
+//
+// And a kill of the shim: before its status, the spec alone, so a shim is started, now or by the
+// next agent (EndWithoutShim when it failed by itself, which would repeat); after it, the worker is
+// gone as well (PR_SET_PDEATHSIG) and EndWithoutShim says so. A worker runs at most once: a shim
+// writes its first status before it forks, and none starts where there is a status.
 void Supervisor::Adopt() {
   MutexLock lock(&mutex_);
   for (const std::string& name : ListDirectory(options_.run_directory + "/workers")) {
     const std::string directory = DirectoryOf(name);
     absl::StatusOr<WorkerSpec> spec = ReadSpec(directory);
+    if (absl::IsNotFound(spec.status())) {
+      RemoveWorkerDirectory(directory);
+      continue;
+    }
     if (!spec.ok() || spec->worker_id != name) {
       LOG(WARNING) << "worker directory " << directory << " is not adopted: "
                    << (spec.ok() ? "it describes another worker"
                                  : std::string(spec.status().message()));
       continue;
     }
-    Worker worker;
+    Worker& worker = workers_[name];
     worker.info.spec = std::move(*spec);
     worker.info.adopted = true;
     worker.since = options_.clock->Now();
     worker.told = access((directory + "/" + kToldFile).c_str(), F_OK) == 0;
-    // An end that was told is history; any other is found by the first poll, and reported.
-    if (worker.told) {
-      absl::StatusOr<WorkerStatus> status = ReadStatus(directory);
-      if (status.ok()) worker.info.status = std::move(*status);
+    if (!worker.told) {
+      FinishStart(&worker);
+      continue;
     }
-    workers_.emplace(name, std::move(worker));
+    // An end that was told is history; any other is found by the first poll, and reported.
+    absl::StatusOr<WorkerStatus> status = ReadStatus(directory);
+    if (status.ok()) worker.info.status = std::move(*status);
+    worker.info.status.state = WorkerState::kExited;
+    worker.ended_at = EndedAt(directory);
+  }
+}
+
+void Supervisor::FinishStart(Worker* worker) {
+  const std::string directory = DirectoryOf(worker->info.spec.worker_id);
+  // In this order: a shim that takes the lock in between has written its status before it ends.
+  if (ShimLives(directory)) return;
+  if (!absl::IsNotFound(ReadStatus(directory).status())) return;
+  LOG(INFO) << "worker " << worker->info.spec.worker_id
+            << " was recorded and not yet started when the earlier agent ended: it is started now";
+  absl::StatusOr<pid_t> shim = SpawnShim(directory);
+  if (shim.ok()) {
+    worker->spawned_shim = *shim;
+  } else {
+    LOG(WARNING) << shim.status();  // The poll reports it when nothing has come by start_timeout.
   }
 }
 
@@ -133,8 +181,9 @@ absl::StatusOr<WorkerInfo> Supervisor::Start(const WorkerSpec& spec) {
   Prune();
   const std::string directory = DirectoryOf(spec.worker_id);
   HF_RETURN_IF_ERROR(MakeDirectories(directory));
-  HF_RETURN_IF_ERROR(WriteSpec(directory, spec));
-  absl::StatusOr<pid_t> shim = SpawnShim(directory);
+  const absl::Status recorded = WriteSpec(directory, spec);
+  absl::StatusOr<pid_t> shim =
+      recorded.ok() ? SpawnShim(directory) : absl::StatusOr<pid_t>(recorded);
   if (!shim.ok()) {
     RemoveWorkerDirectory(directory);
     return shim.status();
@@ -268,7 +317,9 @@ void Supervisor::Run() {
       // must not lose what this one held.
       ended_(info);
       MutexLock lock(&mutex_);
-      workers_.at(info.spec.worker_id).info.status = info.status;
+      Worker& worker = workers_.at(info.spec.worker_id);
+      worker.info.status = info.status;
+      worker.ended_at = EndedAt(DirectoryOf(info.spec.worker_id));
     }
     MutexLock lock(&mutex_);
     if (changed_.WaitFor(&mutex_, options_.poll_interval, [this] { return stopping_; })) return;
@@ -316,6 +367,8 @@ WorkerStatus Supervisor::PollOne(const std::string& worker_id, Worker* worker) {
 }
 
 // A shim that was killed takes the worker itself along; what it had started has no guardian left.
+// SIGKILL is told only where one was sent: a worker that never ran, or that a reboot ended, has
+// exit code -1 and the cause in words.
 WorkerStatus Supervisor::EndWithoutShim(const std::string& worker_id, const Worker& worker) {
   WorkerStatus status = worker.info.status;
   for (const ProcessIdentity& process : Descendants(status.worker.pid)) {
@@ -323,29 +376,48 @@ WorkerStatus Supervisor::EndWithoutShim(const std::string& worker_id, const Work
   }
   SignalProcess(status.worker, SIGKILL);
   status.state = WorkerState::kExited;
-  status.term_signal = SIGKILL;
-  status.message = status.shim.pid == 0
-                       ? "the shim did not start: see shim.log in " + DirectoryOf(worker_id)
-                       : "its shim was ended from outside, or the node restarted";
+  if (status.shim.pid == 0) {
+    status.exit_code = -1;
+    status.message = "the worker was not started: see shim.log in " + DirectoryOf(worker_id);
+  } else if (status.shim.boot_id != BootId()) {
+    status.exit_code = -1;
+    status.message = "the node restarted";
+  } else {
+    status.term_signal = SIGKILL;
+    status.message = "its shim was ended from outside";
+  }
   WriteStatus(DirectoryOf(worker_id), status).IgnoreError();
   return status;
 }
 
-// Oldest first, by the time of their last status.
+void Supervisor::KeepJobs(std::set<std::string> job_ids) {
+  MutexLock lock(&mutex_);
+  kept_jobs_ = std::move(job_ids);
+  Prune();
+}
+
+// The oldest ends go first. Holds the lock over some unlinks; a call takes away few.
 void Supervisor::Prune() {
-  std::vector<std::pair<int64_t, std::string>> ended;
+  if (!kept_jobs_.has_value()) return;
+  std::set<std::string> going_on = *kept_jobs_;
   for (const auto& [worker_id, worker] : workers_) {
-    if (worker.info.status.state != WorkerState::kExited || !worker.told) continue;
-    struct stat file = {};
-    stat((DirectoryOf(worker_id) + "/" + kStatusFile).c_str(), &file);
-    ended.emplace_back(file.st_mtime, worker_id);
+    // Started since the coordinator spoke.
+    if (worker.info.status.state != WorkerState::kExited) going_on.insert(worker.info.spec.job_id);
   }
-  if (ended.size() <= options_.most_ended_kept) return;
+  std::vector<std::pair<absl::Time, std::string>> ended;
+  for (const auto& [worker_id, worker] : workers_) {
+    if (worker.told && going_on.count(worker.info.spec.job_id) == 0) {
+      ended.emplace_back(worker.ended_at, worker_id);
+    }
+  }
   std::sort(ended.begin(), ended.end());
-  ended.resize(ended.size() - options_.most_ended_kept);
-  for (const auto& [time, worker_id] : ended) {
+  const absl::Time oldest = absl::Now() - options_.ended_kept_for;
+  size_t left = ended.size();
+  for (const auto& [ended_at, worker_id] : ended) {
+    if (left <= options_.most_ended_kept && ended_at >= oldest) return;
     RemoveWorkerDirectory(DirectoryOf(worker_id));
     workers_.erase(worker_id);
+    --left;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "agent/supervisor/worker_files.h"
 #include "common/clock.h"
 #include "common/mutex.h"
@@ -39,7 +41,10 @@ struct SupervisorOptions {
   absl::Duration poll_interval = absl::Milliseconds(50);
   absl::Duration start_timeout = absl::Seconds(10);  // For a shim to write its first status.
   size_t most_workers = 256;                         // At once.
-  size_t most_ended_kept = 256;                      // Directories, with their logs.
+  // Directories of ended workers, with their logs: the newest so many, and none longer than so
+  // long. One that the coordinator does not know of, or whose job goes on, is kept beyond both.
+  size_t most_ended_kept = 256;
+  absl::Duration ended_kept_for = absl::Hours(7 * 24);
   const Clock* clock = MonotonicClock();
 };
 
@@ -63,6 +68,9 @@ class Supervisor {
   std::vector<WorkerInfo> Workers() const HF_EXCLUDES(mutex_);
   // The coordinator knows that these have ended.
   void Acknowledge(const std::vector<std::string>& worker_ids) HF_EXCLUDES(mutex_);
+  // The coordinator's word on which jobs go on: the directories of their workers are kept. Prunes
+  // the others; before the first call nothing is pruned, for nobody knows what is still wanted.
+  void KeepJobs(std::set<std::string> job_ids) HF_EXCLUDES(mutex_);
   // Workers that run here for this job.
   int Running(const std::string& job_id) const HF_EXCLUDES(mutex_);
   // NotFound: no such worker here. OutOfRange: an offset below zero.
@@ -74,6 +82,7 @@ class Supervisor {
     WorkerInfo info;
     absl::Time since;
     bool told = false;           // The end is acknowledged.
+    absl::Time ended_at;         // By the wall clock: it has to outlive a restart.
     pid_t spawned_shim = 0;      // Our child, to be reaped; 0: an earlier agent's.
     bool asked_to_stop = false;  // And the shim was not told yet.
     absl::Duration stop_grace;
@@ -81,6 +90,8 @@ class Supervisor {
 
   Supervisor(SupervisorOptions options, std::function<void(const WorkerInfo&)> ended);
   void Adopt() HF_EXCLUDES(mutex_);
+  // Does again what an agent that was killed half-way has not done; see supervisor.cc.
+  void FinishStart(Worker* worker) HF_REQUIRES(mutex_);
   void Run();
   // Reads what shims wrote; returns those that ended now.
   std::vector<WorkerInfo> Poll() HF_EXCLUDES(mutex_);
@@ -97,6 +108,7 @@ class Supervisor {
   mutable Mutex mutex_;
   CondVar changed_;
   bool stopping_ HF_GUARDED_BY(mutex_) = false;
+  absl::optional<std::set<std::string>> kept_jobs_ HF_GUARDED_BY(mutex_);
   std::map<std::string, Worker> workers_ HF_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -1,10 +1,12 @@
 #include "agent/supervisor/supervisor.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,19 +15,13 @@
 #include <set>
 #include <sstream>
 
+#include "agent/supervisor/record_file.h"
+#include "common/eventually.h"
+
 namespace hyperframes {
 namespace {
 
 using ::testing::HasSubstr;
-
-bool Eventually(const std::function<bool()>& holds, absl::Duration timeout = absl::Seconds(20)) {
-  const absl::Time end = MonotonicClock()->Now() + timeout;
-  while (!holds()) {
-    if (MonotonicClock()->Now() >= end) return false;
-    poll(nullptr, 0, /*timeout=*/2);
-  }
-  return true;
-}
 
 class SupervisorTest : public ::testing::Test {
  protected:
@@ -50,6 +46,8 @@ class SupervisorTest : public ::testing::Test {
     options.run_directory = directory_ + "/run";
     options.shim_path = "agent/hfshim";
     options.poll_interval = absl::Milliseconds(5);
+    options.most_ended_kept = most_ended_kept_;
+    options.ended_kept_for = ended_kept_for_;
     auto created = Supervisor::Create(options, [this](const WorkerInfo& info) {
       MutexLock lock(&mutex_);
       ended_.insert(info.spec.worker_id);
@@ -91,7 +89,17 @@ class SupervisorTest : public ::testing::Test {
     return found;
   }
 
+  std::string WorkerDirectory(const std::string& id) { return directory_ + "/run/workers/" + id; }
+  // What an agent has written when it is killed before it starts the shim.
+  void RecordOnly(const WorkerSpec& spec) {
+    ASSERT_TRUE(MakeDirectories(WorkerDirectory(spec.worker_id)).ok());
+    ASSERT_TRUE(WriteSpec(WorkerDirectory(spec.worker_id), spec).ok());
+  }
+  bool Exists(const std::string& id) { return access(WorkerDirectory(id).c_str(), F_OK) == 0; }
+
   std::string directory_;
+  size_t most_ended_kept_ = 256;
+  absl::Duration ended_kept_for_ = absl::Hours(1'000'000);
   Mutex mutex_;
   std::set<std::string> ended_;
   std::unique_ptr<Supervisor> supervisor_;
@@ -272,6 +280,127 @@ TEST_F(SupervisorTest, NoticesAShimThatWasKilledFromOutsideAndEndsItsWorker) {
   kill(Get("job-0-0").status.shim.pid, SIGKILL);
   EXPECT_THAT(WaitForEnd("job-0-0").status.message, HasSubstr("shim was ended from outside"));
   EXPECT_TRUE(Eventually([&] { return !ProcessRuns(worker[0]); }));
+}
+
+TEST_F(SupervisorTest, StartsAWorkerThatAKilledAgentHadRecordedAndNotYetStarted) {
+  supervisor_.reset();
+  RecordOnly(Script("job-0-0", "echo ran; exit 3"));
+  // The same with the lock file of a shim that was killed before its first status.
+  RecordOnly(Script("job-0-1", "echo ran"));
+  std::ofstream(WorkerDirectory("job-0-1") + "/" + kLockFile) << "";
+  supervisor_ = Create();
+  EXPECT_EQ(WaitForEnd("job-0-0").status.exit_code, 3);
+  EXPECT_EQ(Get("job-0-0").status.term_signal, 0);
+  EXPECT_EQ(Log("job-0-0"), "ran\n");
+  WaitForEnd("job-0-1");
+  EXPECT_EQ(Log("job-0-1"), "ran\n");
+}
+
+TEST_F(SupervisorTest, UndoesAWorkerThatWasNotEvenRecordedOrWasHalfPruned) {
+  supervisor_.reset();
+  ASSERT_TRUE(MakeDirectories(WorkerDirectory("empty")).ok());
+  ASSERT_TRUE(MakeDirectories(WorkerDirectory("half-written")).ok());
+  std::ofstream(WorkerDirectory("half-written") + "/.spec.json.tmp") << "{\"worker";
+  ASSERT_TRUE(MakeDirectories(WorkerDirectory("half-pruned")).ok());
+  std::ofstream(WorkerDirectory("half-pruned") + "/" + kLogFile) << "words";
+  std::ofstream(WorkerDirectory("half-pruned") + "/" + kToldFile) << "";
+  supervisor_ = Create();
+  EXPECT_TRUE(supervisor_->Workers().empty());
+  for (const char* id : {"empty", "half-written", "half-pruned"}) EXPECT_FALSE(Exists(id)) << id;
+}
+
+TEST_F(SupervisorTest, NeverRunsAgainWhatHasAStatusOrWasTold) {
+  supervisor_.reset();
+  WorkerStatus begun;
+  begun.shim = IdentifyProcess(getpid());
+  begun.shim.boot_id = "another boot";
+  for (const char* id : {"rebooted", "spoilt", "told"}) RecordOnly(Script(id, "touch $DIR/ran"));
+  ASSERT_TRUE(WriteStatus(WorkerDirectory("rebooted"), begun).ok());
+  std::ofstream(WorkerDirectory("spoilt") + "/" + kStatusFile) << "{";
+  std::ofstream(WorkerDirectory("told") + "/" + kToldFile) << "";
+  supervisor_ = Create();
+  const WorkerInfo rebooted = WaitForEnd("rebooted");
+  EXPECT_EQ(rebooted.status.term_signal, 0) << "nobody sent it a signal";
+  EXPECT_EQ(rebooted.status.exit_code, -1);
+  EXPECT_THAT(rebooted.status.message, HasSubstr("the node restarted"));
+  const WorkerInfo spoilt = WaitForEnd("spoilt");
+  EXPECT_EQ(spoilt.status.term_signal, 0);
+  EXPECT_EQ(spoilt.status.exit_code, -1);
+  EXPECT_NE(access((directory_ + "/ran").c_str(), F_OK), 0);
+}
+
+TEST_F(SupervisorTest, RunsEachWorkerOnceWhereverTheKillOfItsAgentFalls) {
+  supervisor_.reset();
+  constexpr int kKills = 40;
+  for (int kill_number = 0; kill_number < kKills; ++kill_number) {
+    const std::string id = "job-0-" + std::to_string(kill_number);
+    const WorkerSpec spec = Script(id, "echo ran >> $DIR/" + id);
+    int ready[2];
+    ASSERT_EQ(pipe(ready), 0);
+    const pid_t agent = fork();
+    if (agent == 0) {
+      auto doomed = Create();
+      if (write(ready[1], "r", 1) != 1) _exit(1);
+      doomed->Start(spec).IgnoreError();
+      while (true) pause();
+    }
+    close(ready[1]);
+    char byte = 0;
+    ASSERT_EQ(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    // From before the record to after the end: a start takes some milliseconds.
+    const timespec wait = {0, kill_number * 200'000L};
+    nanosleep(&wait, nullptr);
+    kill(agent, SIGKILL);
+    waitpid(agent, nullptr, 0);
+    supervisor_ = Create();
+    ASSERT_TRUE(supervisor_->Start(spec).ok()) << "a coordinator without an answer asks again";
+    const WorkerInfo info = WaitForEnd(id);
+    EXPECT_EQ(info.status.exit_code, 0) << kill_number << ": " << info.status.message;
+    EXPECT_EQ(info.status.term_signal, 0) << kill_number << ": " << info.status.message;
+    std::ifstream file(directory_ + "/" + id);
+    const std::string ran((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_EQ(ran, "ran\n") << kill_number;
+    supervisor_->Acknowledge({id});
+    supervisor_.reset();
+  }
+}
+
+TEST_F(SupervisorTest, KeepsTheNewestEndsThatNobodyNeedsAndEveryOtherOne) {
+  most_ended_kept_ = 2;
+  supervisor_ = Create();
+  for (int rank = 0; rank < 6; ++rank) {
+    const std::string id = "job-0-" + std::to_string(rank);
+    WorkerSpec spec = Script(id, "true");
+    spec.job_id = rank == 0 ? "goes on" : "over";
+    ASSERT_TRUE(supervisor_->Start(spec).ok());
+    WaitForEnd(id);
+    // Seconds apart, the first the oldest.
+    const timespec times[2] = {{1'700'000'000 + rank, 0}, {1'700'000'000 + rank, 0}};
+    utimensat(AT_FDCWD, (WorkerDirectory(id) + "/" + kStatusFile).c_str(), times, 0);
+  }
+  supervisor_->Acknowledge({"job-0-0", "job-0-2", "job-0-3", "job-0-4", "job-0-5"});
+  supervisor_.reset();
+  supervisor_ = Create();
+  for (int rank = 0; rank < 6; ++rank) {
+    EXPECT_TRUE(Exists("job-0-" + std::to_string(rank))) << "nobody said what is still wanted";
+  }
+  WaitForEnd("job-0-1");
+  supervisor_->KeepJobs({"goes on"});
+  EXPECT_TRUE(Exists("job-0-0")) << "its job goes on";
+  EXPECT_TRUE(Exists("job-0-1")) << "its end was not acknowledged";
+  EXPECT_FALSE(Exists("job-0-2"));
+  EXPECT_FALSE(Exists("job-0-3"));
+  EXPECT_TRUE(Exists("job-0-4"));
+  EXPECT_TRUE(Exists("job-0-5"));
+  ended_kept_for_ = absl::Hours(1);
+  supervisor_.reset();
+  supervisor_ = Create();
+  WaitForEnd("job-0-1");
+  supervisor_->KeepJobs({});
+  EXPECT_FALSE(Exists("job-0-0"));
+  EXPECT_TRUE(Exists("job-0-1"));
+  EXPECT_FALSE(Exists("job-0-5")) << "too old, however few there are";
 }
 
 TEST(SupervisorCreate, NamesAMissingShim) {
