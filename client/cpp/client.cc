@@ -83,24 +83,13 @@ absl::Status Client::Unreachable(const std::string& reason) const {
       options_.address, "`, or unset HYPERFRAMES_COORDINATOR to run without one"));
 }
 
-// For calls that must not be made twice: all the retrying happens before anything is sent.
-absl::Status Client::Connect(absl::Duration timeout) {
-  const absl::Duration wait = std::min(timeout, options_.retry.give_up_after);
-  if (channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + wait))) return absl::OkStatus();
-  return Unreachable(absl::StrCat("not connected after ", absl::FormatDuration(wait)));
-}
-
+// Every call of the coordinator is idempotent, so each is retried.
 template <typename Stub, typename Request, typename Response>
-absl::StatusOr<Response> Client::Call(Kind kind, Stub* stub,
+absl::StatusOr<Response> Client::Call(Stub* stub,
                                       grpc::Status (Stub::*method)(grpc::ClientContext*,
                                                                    const Request&, Response*),
                                       const Request& request, absl::Duration timeout) {
   if (timeout <= absl::ZeroDuration()) timeout = options_.timeout;
-  const absl::Time start = options_.clock->Now();
-  if (kind == Kind::kOnce) {
-    HF_RETURN_IF_ERROR(Connect(timeout));
-    timeout -= options_.clock->Now() - start;
-  }
   Response response;
   const Attempt attempt = [&](absl::Duration left) -> absl::Status {
     grpc::ClientContext context;
@@ -120,30 +109,29 @@ absl::StatusOr<Response> Client::Call(Kind kind, Stub* stub,
     return FromGrpc(status);
   };
   HF_RETURN_IF_ERROR(
-      CallWithRetries(options_.retry, Environment(), kind == Kind::kIdempotent, timeout, attempt));
+      CallWithRetries(options_.retry, Environment(), /*idempotent=*/true, timeout, attempt));
   return response;
 }
 
 absl::StatusOr<v1::ListNodesResponse> Client::ListNodes(const v1::ListNodesRequest& request,
                                                         absl::Duration timeout) {
-  return Call(Kind::kIdempotent, cluster_.get(), &v1::Cluster::Stub::ListNodes,
-              WithVersion(request), timeout);
+  return Call(cluster_.get(), &v1::Cluster::Stub::ListNodes, WithVersion(request), timeout);
 }
 
 absl::StatusOr<v1::SubmitJobResponse> Client::SubmitJob(const v1::SubmitJobRequest& request,
                                                         absl::Duration timeout) {
   v1::SubmitJobRequest complete = WithVersion(request);
   if (complete.idempotency_key().empty()) complete.set_idempotency_key(RandomHex(/*bytes=*/16));
-  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::SubmitJob, complete, timeout);
+  return Call(jobs_.get(), &v1::Jobs::Stub::SubmitJob, complete, timeout);
 }
 
 absl::StatusOr<v1::Job> Client::GetJob(const v1::GetJobRequest& request, absl::Duration timeout) {
-  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::GetJob, request, timeout);
+  return Call(jobs_.get(), &v1::Jobs::Stub::GetJob, request, timeout);
 }
 
 absl::StatusOr<v1::ListJobsResponse> Client::ListJobs(const v1::ListJobsRequest& request,
                                                       absl::Duration timeout) {
-  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::ListJobs, request, timeout);
+  return Call(jobs_.get(), &v1::Jobs::Stub::ListJobs, request, timeout);
 }
 
 absl::StatusOr<v1::Job> Client::WatchJob(const v1::WatchJobRequest& request,
@@ -151,28 +139,27 @@ absl::StatusOr<v1::Job> Client::WatchJob(const v1::WatchJobRequest& request,
   if (timeout <= absl::ZeroDuration()) {
     timeout = options_.timeout + absl::Seconds(std::max(0.0, request.wait_s()));
   }
-  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::WatchJob, request, timeout);
+  return Call(jobs_.get(), &v1::Jobs::Stub::WatchJob, request, timeout);
 }
 
 absl::StatusOr<v1::Job> Client::CancelJob(const v1::CancelJobRequest& request,
                                           absl::Duration timeout) {
-  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::CancelJob, request, timeout);
+  return Call(jobs_.get(), &v1::Jobs::Stub::CancelJob, request, timeout);
 }
 
 absl::StatusOr<v1::ReadLogResponse> Client::ReadLog(const v1::ReadLogRequest& request,
                                                     absl::Duration timeout) {
-  return Call(Kind::kIdempotent, jobs_.get(), &v1::Jobs::Stub::ReadLog, request, timeout);
+  return Call(jobs_.get(), &v1::Jobs::Stub::ReadLog, request, timeout);
 }
 
 absl::StatusOr<v1::CreatePlanResponse> Client::CreatePlan(const v1::CreatePlanRequest& request,
                                                           absl::Duration timeout) {
-  return Call(Kind::kOnce, plans_.get(), &v1::Plans::Stub::CreatePlan, WithVersion(request),
-              timeout);
+  return Call(plans_.get(), &v1::Plans::Stub::CreatePlan, WithVersion(request), timeout);
 }
 
 absl::StatusOr<v1::FramePlan> Client::GetPlan(const v1::GetPlanRequest& request,
                                               absl::Duration timeout) {
-  return Call(Kind::kIdempotent, plans_.get(), &v1::Plans::Stub::GetPlan, request, timeout);
+  return Call(plans_.get(), &v1::Plans::Stub::GetPlan, request, timeout);
 }
 
 absl::StatusOr<v1::Job> Client::WaitJob(const std::string& id, absl::Duration timeout) {

@@ -35,7 +35,7 @@ constexpr absl::Duration kDefaultTimeout = absl::ZeroDuration();
 // codes added:
 //   Unavailable       the coordinator cannot be reached; the message has its address and what to
 //   do.
-//                     Idempotent calls have been retried until their deadline by then.
+//                     All calls are idempotent; they were retried until their deadline by then.
 //   DeadlineExceeded  no answer within `timeout`.
 // The protocol version is filled in. Thread-safe.
 class Client {
@@ -64,8 +64,8 @@ class Client {
   absl::StatusOr<v1::ReadLogResponse> ReadLog(const v1::ReadLogRequest& request,
                                               absl::Duration timeout = kDefaultTimeout);
 
-  // Answered when every rank has called, so give it minutes. Not idempotent: waits for a connection
-  // (retrying until the deadline), then calls once.
+  // Answered when every rank has called, so give it minutes. The same profile gets the same answer,
+  // also from a coordinator that was restarted meanwhile, so it is retried like the others.
   absl::StatusOr<v1::CreatePlanResponse> CreatePlan(const v1::CreatePlanRequest& request,
                                                     absl::Duration timeout = kDefaultTimeout);
   absl::StatusOr<v1::FramePlan> GetPlan(const v1::GetPlanRequest& request,
@@ -85,18 +85,15 @@ class Client {
   const std::string& address() const { return options_.address; }
 
  private:
-  enum class Kind { kIdempotent, kOnce };
-
   Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel);
 
   template <typename Stub, typename Request, typename Response>
-  absl::StatusOr<Response> Call(Kind kind, Stub* stub,
+  absl::StatusOr<Response> Call(Stub* stub,
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
                                                              Response*),
                                 const Request& request, absl::Duration timeout);
   RetryEnvironment Environment() const;
   absl::Status Unreachable(const std::string& reason) const;
-  absl::Status Connect(absl::Duration timeout);
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;

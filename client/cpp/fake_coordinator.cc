@@ -132,11 +132,14 @@ class FakeCoordinator::PlansService final : public v1::Plans::Service {
  public:
   explicit PlansService(FakeCoordinator* fake) : fake_(fake) {}
 
-  grpc::Status CreatePlan(grpc::ServerContext*, const v1::CreatePlanRequest* request,
+  grpc::Status CreatePlan(grpc::ServerContext* context, const v1::CreatePlanRequest* request,
                           v1::CreatePlanResponse* response) override {
     grpc::Status scripted;
     if (fake_->Scripted("CreatePlan", &scripted)) return scripted;
     MutexLock lock(&fake_->mutex_);
+    while (fake_->hold_plans_ && !context->IsCancelled()) {
+      fake_->never_.WaitFor(&fake_->mutex_, absl::Milliseconds(5), [] { return false; });
+    }
     fake_->last_create_plan_ = *request;
     response->set_plan_id("plan-1");
     response->set_plan_epoch(1);
@@ -187,9 +190,20 @@ int FakeCoordinator::calls(const std::string& method) const {
   return found == calls_.end() ? 0 : found->second;
 }
 
+void FakeCoordinator::WaitForCalls(const std::string& method, int count) {
+  MutexLock lock(&mutex_);
+  called_.Wait(&mutex_, [&]() HF_NO_THREAD_SAFETY_ANALYSIS { return calls_[method] >= count; });
+}
+
+void FakeCoordinator::HoldPlans() {
+  MutexLock lock(&mutex_);
+  hold_plans_ = true;
+}
+
 bool FakeCoordinator::Scripted(const std::string& method, grpc::Status* status) {
   MutexLock lock(&mutex_);
   ++calls_[method];
+  called_.NotifyAll();
   std::deque<grpc::Status>& queue = script_[method];
   if (queue.empty()) return false;
   *status = queue.front();

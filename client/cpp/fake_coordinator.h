@@ -31,6 +31,9 @@ class FakeCoordinator {
   // result. An OK status in the script lets one call through.
   void Script(const std::string& method, const grpc::Status& status);
   int calls(const std::string& method) const;
+  void WaitForCalls(const std::string& method, int count);
+  // CreatePlan is not answered any more, as while other ranks are missing, until this one goes.
+  void HoldPlans();
 
   void set_nodes(const v1::ListNodesResponse& nodes);
   // Jobs by id. A job with several entries moves to the next one with each WatchJob.
@@ -50,6 +53,8 @@ class FakeCoordinator {
 
   mutable Mutex mutex_;
   CondVar never_;  // Nobody notifies it: a timed wait for calls that watch.
+  CondVar called_;
+  bool hold_plans_ HF_GUARDED_BY(mutex_) = false;
   std::map<std::string, std::deque<grpc::Status>> script_ HF_GUARDED_BY(mutex_);
   std::map<std::string, int> calls_ HF_GUARDED_BY(mutex_);
   v1::ListNodesResponse nodes_ HF_GUARDED_BY(mutex_);

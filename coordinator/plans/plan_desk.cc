@@ -5,6 +5,7 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,26 @@ std::string MissingRanks(const std::vector<bool>& present) {
   }
   if (count > 20) absl::StrAppend(&missing, " and ", count - 20, " more");
   return missing;
+}
+
+// The rank's own GPU, and its links with the devices that it was granted.
+void DescribeSurroundings(const Node& node, const std::string& gpu,
+                          v1::CreatePlanResponse* response) {
+  std::set<std::string> granted;
+  for (const v1::LeaseGrant& grant : response->leases()) granted.insert(grant.device());
+  for (const v1::LinkProfile& link : node.info.links()) {
+    if ((link.from() == gpu && granted.count(link.to()) > 0) ||
+        (link.to() == gpu && granted.count(link.from()) > 0)) {
+      *response->add_links() = link;
+    }
+  }
+  for (const v1::GpuInfo& own : node.info.gpus()) {
+    if (own.uuid() != gpu) continue;
+    response->mutable_gpu()->set_uuid(gpu);
+    response->mutable_gpu()->set_node(node.info.node());
+    response->mutable_gpu()->set_usable_bytes(
+        std::max<Bytes>(0, own.total_bytes() - own.lent_bytes()));
+  }
 }
 
 }  // namespace
@@ -308,6 +329,7 @@ absl::StatusOr<v1::CreatePlanResponse> PlanDesk::Answer(const v1::JobRecord& job
     grant->set_bytes(lease.bytes());
     grant->set_worker_socket(node->worker_socket);
   }
+  DescribeSurroundings(*node, job.workers(rank).gpu(), &response);
   if (response.leases_size() != response.plan().leases_size()) {
     return absl::AbortedError(absl::StrCat(
         "rank ", rank, " has ", response.leases_size(), " of the ", response.plan().leases_size(),

@@ -45,7 +45,8 @@ class PlanDesk {
   // InvalidArgument (names the field), DeadlineExceeded (names the missing ranks), Aborted
   // (overtaken, ask again), ResourceExhausted (the planner's or an agent's own words), Unavailable
   // (an agent cannot be asked, or the coordinator stops). After an error no lease of the round
-  // remains. Thread-safe.
+  // remains. The answer carries the rank's GPU and its measured links to what it leases.
+  // Thread-safe.
   absl::StatusOr<v1::CreatePlanResponse> CreatePlan(const v1::CreatePlanRequest& request);
 
   // The job's last committed plan. NotFound.

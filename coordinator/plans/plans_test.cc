@@ -220,6 +220,19 @@ TEST_F(Plans, ARepeatedCallGetsTheSameAnswerAlsoAfterARestart) {
   EXPECT_EQ(agents_.calls("PrepareLease"), 4);
 }
 
+TEST_F(Plans, TheAnswerHasTheMeasuredLinksOfTheRankAndItsGpu) {
+  const auto answers = Both();
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string node = rank == 0 ? "a" : "b";
+    ASSERT_EQ(answers[rank]->links_size(), 1) << "the link to the host was never measured";
+    EXPECT_EQ(answers[rank]->links(0).from(), "SIM-" + node + "-0");
+    EXPECT_EQ(answers[rank]->links(0).to(), "SIM-" + node + "-1");
+    EXPECT_EQ(answers[rank]->links(0).bytes_per_second(), 1e9);
+    EXPECT_EQ(answers[rank]->gpu().uuid(), "SIM-" + node + "-0");
+    EXPECT_EQ(answers[rank]->gpu().usable_bytes(), 1000);
+  }
+}
+
 TEST_F(Plans, NewProfilesGetThePlanOfTheNextEpochAndReplaceTheLeases) {
   const auto first = Both();
   const auto second = Both(/*resident=*/2);
