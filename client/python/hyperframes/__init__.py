@@ -11,6 +11,7 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
 from ._session import Session, stats
+from ._worker import exit_with_codes
 from .client import Client
 from .errors import (
     DataLoss,
@@ -29,6 +30,8 @@ from .plan import Plan
 from .profile import Profile
 
 hyperframes = Session
+
+exit_with_codes()
 
 __version__ = "0.1.0"
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
+import threading
 from typing import Any
 
 import torch
 
 from . import _native
 from ._config import Cluster, cluster
-from ._engine import Backend, Engine
+from ._engine import HOST, Backend, Engine
+from ._group import world_size
 from .errors import FailedPrecondition
+from .plan import read_tier
 
-_PLAN_TIMEOUT_S = 120.0  # The coordinator answers once every rank of the job has asked.
-_ASSUMED_BYTES_PER_SECOND = 10e9  # Of a granted lease whose link the worker was not told.
+_PATIENCE_S = 3.0  # Then a line says what is waited for: silence looks like a hang.
 
 
 def make_backend(device: torch.device) -> Backend:
@@ -94,10 +97,10 @@ class EmbeddedBackend:
 
     def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         machine = self._description
-        if options.get("group") and _world_size() > 1:
+        if options.get("group") and world_size() > 1:
             rank_problem, machine = _agree_on_problem(rank_problem, machine)
         answer = _native.plan(_problem([rank_problem], machine, options))
-        if options.get("group") and _world_size() > 1:
+        if options.get("group") and world_size() > 1:
             _compare_hashes(answer)
         return answer
 
@@ -115,18 +118,11 @@ class EmbeddedBackend:
         pass
 
 
-def _world_size() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_world_size())
-    return 1
-
-
 def _agree_on_problem(
     rank_problem: dict[str, Any], machine: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every rank plans the largest rank's problem, so that all have the same policies."""
-    gathered: list[Any] = [None] * _world_size()
+    gathered: list[Any] = [None] * world_size()
     torch.distributed.all_gather_object(gathered, (rank_problem, machine))
 
     def weight(item: tuple[dict[str, Any], dict[str, Any]]) -> int:
@@ -139,7 +135,7 @@ def _agree_on_problem(
 
 def _compare_hashes(answer: dict[str, Any]) -> None:
     mine = hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
-    gathered: list[Any] = [None] * _world_size()
+    gathered: list[Any] = [None] * world_size()
     torch.distributed.all_gather_object(gathered, mine)
     if len(set(gathered)) != 1:
         raise FailedPrecondition(
@@ -157,8 +153,7 @@ class ClusterBackend:
         self._description = self._machine.describe()
         own = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
         self._gpu = where.gpu or (own[0] if own else "")
-        self._grants: list[dict[str, Any]] = []
-        self._planned = False
+        self._answer: dict[str, Any] = {}  # CreatePlanResponse; empty before the first plan.
 
     @property
     def gpu(self) -> str:
@@ -172,29 +167,23 @@ class ClusterBackend:
         return self._description
 
     def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        if self._planned:
-            # Between superframes nobody waits for all ranks: only what is leased is planned with.
+        if self._answer:
+            # A rank meets a new shape alone: it plans within what it was granted, so that nobody
+            # has to wait for ranks that met none.
             return _native.plan(_problem([rank_problem], self._leased_machine(), options))
-        client = _native.NativeClient(self._where.address, {})
-        try:
-            answer = client.call(
-                "CreatePlan",
-                {
-                    "version": {"major": 1, "minor": 0},
-                    "job_id": self._where.job_id,
-                    "job_token": self._where.job_token,
-                    "rank": {**rank_problem, "rank": self._where.rank, "gpu": self._gpu},
-                    "forbidden_tiers": options.get("forbidden_tiers", []),
-                    "level_first": options.get("level_first", False),
-                    "forbid_recompute": options.get("forbid_recompute", False),
-                    "world_size": self._where.world_size,
-                },
-                _PLAN_TIMEOUT_S,
-            )
-        finally:
-            client.close()
-        self._planned = True
-        self._grants = list(answer.get("leases", ()))
+        answer = self._ask(
+            {
+                "version": {"major": 1, "minor": 0},
+                "job_id": self._where.job_id,
+                "job_token": self._where.job_token,
+                "rank": {**rank_problem, "rank": self._where.rank, "gpu": self._gpu},
+                "forbidden_tiers": options.get("forbidden_tiers", []),
+                "level_first": options.get("level_first", False),
+                "forbid_recompute": options.get("forbid_recompute", False),
+                "world_size": self._where.world_size,
+            }
+        )
+        self._answer = answer
         return {
             "id": answer.get("plan_id", ""),
             "epoch": answer.get("plan_epoch", 0),
@@ -202,30 +191,42 @@ class ClusterBackend:
             "ranks": [{**answer["plan"], "rank": 0}],
         }
 
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """CreatePlan. Until every rank has asked, or for as long as HYPERFRAMES_PLAN_TIMEOUT."""
+        notice = threading.Timer(_PATIENCE_S, self._say_waiting)
+        notice.daemon = True
+        client = _native.NativeClient(self._where.address, {})
+        notice.start()
+        try:
+            return client.call("CreatePlan", request, self._where.plan_timeout_s)
+        finally:
+            notice.cancel()
+            client.close()
+
+    def _say_waiting(self) -> None:
+        print(
+            f"HyperFrames: rank {self._where.rank} waits for the plan of job {self._where.job_id} "
+            f"from {self._where.address}, at most {self._where.plan_timeout_s:g} s: either a rank "
+            "has not asked yet, or the coordinator does not answer.",
+            file=sys.stderr,
+            flush=True,
+        )
+
     def _leased_machine(self) -> dict[str, Any]:
-        own = [d for d in self._description["devices"] if d["uuid"] == self._gpu]
-        devices = [{**d, "lendable_bytes": 0} for d in own]
-        links = []
-        for grant in self._grants:
-            host = grant.get("tier") in ("TIER_HOST", 2)
-            devices.append(
-                {
-                    "uuid": grant["device"],
-                    "node": own[0].get("node", "") if own else "",
-                    "is_host": host,
-                    "usable_bytes": int(grant["bytes"]),
-                    "lendable_bytes": int(grant["bytes"]),
-                }
-            )
-            links.append(
-                {
-                    "from": self._gpu,
-                    "to": grant["device"],
-                    "bytes_per_second": _ASSUMED_BYTES_PER_SECOND,
-                    "kind": "leased",
-                }
-            )
-        return {"devices": devices, "links": links}
+        """This rank's GPU, its leases, and the links as the coordinator knew them."""
+        gpu = self._answer["gpu"]
+        devices = [{**gpu, "is_host": False, "lendable_bytes": 0}]
+        devices += [
+            {
+                "uuid": grant["device"],
+                "node": gpu["node"],
+                "is_host": read_tier(grant.get("tier", 0)) == HOST,
+                "usable_bytes": int(grant["bytes"]),
+                "lendable_bytes": int(grant["bytes"]),
+            }
+            for grant in self._answer.get("leases", ())
+        ]
+        return {"devices": devices, "links": self._answer.get("links", [])}
 
     def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> Engine:
         leases = [
@@ -238,7 +239,7 @@ class ClusterBackend:
                 "worker_socket": grant.get("worker_socket", "")
                 or os.environ.get("HYPERFRAMES_WORKER_SOCKET", ""),
             }
-            for grant in ([] if options.get("no_lenders") else self._grants)
+            for grant in ([] if options.get("no_lenders") else self._answer.get("leases", ()))
         ]
         return _native.NativeEngine(
             self._machine, _engine_options(self._gpu, plan, leases, options)

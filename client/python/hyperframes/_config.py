@@ -13,6 +13,7 @@ Size = int | str | None
 
 _FORBIDDABLE = ("keep", "peer", "host", "recompute")
 _OBJECTIVES = ("time", "level")
+_PLAN_TIMEOUT = "120s"  # The coordinator answers once every rank of the job has asked.
 
 
 def mode() -> str:
@@ -86,6 +87,12 @@ class Cluster:
     gpu: str
     rank: int
     world_size: int
+    plan_timeout_s: float
+
+
+def in_cluster() -> bool:
+    """This process is a worker of a coordinator's job."""
+    return bool(os.environ.get("HYPERFRAMES_COORDINATOR") and os.environ.get("HYPERFRAMES_JOB_ID"))
 
 
 def cluster() -> Cluster | None:
@@ -101,4 +108,7 @@ def cluster() -> Cluster | None:
         gpu=os.environ.get("HYPERFRAMES_GPU", ""),
         rank=int(os.environ.get("RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        plan_timeout_s=_native.parse_duration(
+            os.environ.get("HYPERFRAMES_PLAN_TIMEOUT", _PLAN_TIMEOUT)
+        ),
     )

@@ -8,10 +8,11 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
 
-from . import _native
+from . import _group
 from ._blocks import LOSS, REST
 from ._config import Limits
 from ._engine import Backend
+from ._reporting import recommendation
 from .errors import ResourceExhausted
 from .plan import Plan, pin_blocks, rank_problem, read_plan
 from .profile import BlockInfo, Profile, Signature, StorageInfo
@@ -40,12 +41,20 @@ class PlanBook:
         self._advised = False
         self.no_lenders = False
         self._in_flight = 1
+        self._fixed: dict[str, str] = {}  # Policies that all ranks agreed on.
+        self._unlimited_step_s = 0.0
+        self._recommended = False
 
     def first(self) -> Plan:
         """The plan for the profile's own shape, made with all ranks of the job."""
         if self.limits.budget is None and self.limits.activation_budget is None:
+            self._recommended = True
             self.limits = self._recommend()
         plan = self._make(self._base, group=True)
+        self._fixed = _group.agree_with_group(self._base, plan.policies)
+        if any(plan.policies.get(name, policy) != policy for name, policy in self._fixed.items()):
+            plan = self._make(self._base)  # Another rank's plan differs: as agreed, and leased.
+        self._announce(plan)
         self._remember(self._base.signature, plan, self._base)
         return plan
 
@@ -152,7 +161,9 @@ class PlanBook:
             budget=limits.budget,
             activation_budget=limits.activation_budget,
         )
+        problem = _group.bind(problem, self._fixed)
         raw = self._backend.plan(problem, self._options(group))
+        raw = _group.unbind(raw, self._fixed)
         if self._in_flight > 1:
             self._lend_for_all(raw)
         return read_plan(pin_blocks(raw, profile, 0, self._pins), profile, 0)
@@ -206,21 +217,23 @@ class PlanBook:
             if plan.predicted_step_s > free.predicted_step_s * _SLOWDOWN_ALLOWED:
                 break
             best = budget, plan.predicted_step_s
+        self._unlimited_step_s = free.predicted_step_s
         if best is None:
-            print(
-                "HyperFrames: no budget given, and every smaller one costs more than 5 % of a "
-                f"step: running with {_native.format_bytes(total)} of activations.",
-                flush=True,
-            )
             return self.limits
-        slower = best[1] / free.predicted_step_s - 1 if free.predicted_step_s else 0.0
-        print(
-            f"HyperFrames: no budget given, recommended activation_budget="
-            f"{_native.format_bytes(best[0])} of {_native.format_bytes(total)}, predicted step "
-            f"{slower:+.1%}.",
-            flush=True,
-        )
         return dataclasses.replace(self.limits, activation_budget=best[0])
+
+    def _announce(self, plan: Plan) -> None:
+        """Nobody asked for this budget: what was chosen, and why, before it is used."""
+        if self._recommended:
+            gpu = "" if not self._backend.plans_once else self._backend.gpu
+            text = recommendation(
+                plan,
+                budget=self.limits.activation_budget,
+                unlimited_step_s=self._unlimited_step_s,
+                allowed=_SLOWDOWN_ALLOWED,
+                bound_by=gpu,
+            )
+            print(text, flush=True)
 
     def _advise(self) -> None:
         if (

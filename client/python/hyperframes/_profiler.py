@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._frames import describe_tensor
+from ._group import CollectiveWatch, world_size
 from ._meter import ParameterStorages, passing_hooks
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
@@ -230,6 +231,7 @@ class _Run:
         self._running = name
         try:
             for index in range(_RUNS):
+                watch = CollectiveWatch() if not index and self._may_communicate(module) else None
                 if index:
                     self._ledger.restore(snapshot)
                     torch.set_rng_state(rng)
@@ -242,7 +244,9 @@ class _Run:
                     for leaf in leaves
                 ]
                 versions = [tensor._version for tensor in tensors]
-                info, output = self._once(name, module, forward, fresh, spec)
+                with watch or contextlib.nullcontext():
+                    info, output = self._once(name, module, forward, fresh, spec)
+                info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
                     info.keep_reason = "changes its input in place"
                 if _restore_buffers(buffers) and index + 1 < _RUNS:
@@ -255,6 +259,11 @@ class _Run:
         result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
         self._found[result.name] = result
         return outputs[-1]
+
+    @staticmethod
+    def _may_communicate(module: nn.Module | None) -> bool:
+        # A dispatch mode would make Dynamo give up on a compiled block for good.
+        return module is not None and world_size() > 1 and not is_compiled(module)
 
     def _why_kept(self, module: nn.Module | None, outputs: list[Any]) -> str:
         if module is not None and is_compiled(module):
@@ -388,6 +397,7 @@ def _merged(runs: list[BlockInfo]) -> BlockInfo:
         storage.unstable = other is None or other.nbytes != storage.nbytes
     last.forward_s = min(run.forward_s for run in runs)
     last.backward_s = min(run.backward_s for run in runs)
+    last.collectives = any(run.collectives for run in runs)
     last.keep_reason = next((run.keep_reason for run in runs if run.keep_reason), "")
     if not last.keep_reason and len(first.storages) != len(last.storages):
         last.keep_reason = "two runs saved a different number of tensors"

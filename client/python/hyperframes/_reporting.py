@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from . import _native
 from ._config import Limits
 from .plan import Plan
 
@@ -41,3 +42,55 @@ def summarize(
         "engine": dict(engine),
         **counts,
     }
+
+
+def recommendation(
+    plan: Plan,
+    *,
+    budget: int | None,
+    unlimited_step_s: float,
+    allowed: float,
+    bound_by: str,
+) -> str:
+    """One screen: the budget that was chosen, why, and what the plan does with it.
+
+    Args:
+        budget: the recommended activation budget; None: none smaller than everything.
+        unlimited_step_s: predicted without a budget; 0: unknown.
+        allowed: how much longer a step may get, as a factor.
+        bound_by: the GPU whose free memory binds, where a coordinator planned.
+    """
+    size = _native.format_bytes
+    percent = f"{allowed - 1:.0%}"
+    needed = max(plan.activation_bytes, plan.predicted_activation_peak)
+    if bound_by:
+        chosen = f"none: what is free on {bound_by} binds"
+        why = "the coordinator plans with the memory that the cluster really has"
+    elif budget is None:
+        chosen = f"none: all {size(needed)} of activations"
+        why = f"every smaller budget makes the predicted step more than {percent} longer"
+    else:
+        chosen = f"{size(budget)}, of {size(needed)} without HyperFrames"
+        why = f"the smallest tried whose predicted step is at most {percent} longer"
+    step = f"{plan.predicted_step_s * 1e3:.1f} ms"
+    if unlimited_step_s > 0:
+        step += f", {plan.predicted_step_s / unlimited_step_s - 1:+.1%}"
+    rank = plan.rank
+    rows = [
+        ("activation_budget", chosen),
+        ("why", why),
+        ("stays here", size(int(rank.get("keep_bytes", 0)))),
+        ("to peer GPUs", size(int(rank.get("peer_bytes", 0)))),
+        ("to host memory", size(int(rank.get("host_bytes", 0)))),
+        ("recomputed", size(int(rank.get("recomputed_bytes", 0)))),
+        (
+            "predicted peak",
+            f"{size(plan.predicted_activation_peak)} of activations, "
+            f"{size(plan.predicted_peak)} with weights and optimizer",
+        ),
+        ("predicted step", step),
+    ]
+    lines = ["HyperFrames: no budget was given; this one is used:"]
+    lines += [f"  {name:<18} {value}" for name, value in rows]
+    lines.append('  To choose another: hf.hyperframes(..., activation_budget="2GiB").')
+    return "\n".join(lines)

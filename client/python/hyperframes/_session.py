@@ -317,6 +317,7 @@ class Session:
         self._ledger.in_root = False
         if output is not None and not self._passes():
             self._in_flight.completed()
+            self._report(self._counts["steps"] - 1)  # Now most of a step's activations wait.
 
     def _held_bytes(self) -> int:
         moved = self._store.moved_bytes() if self._store is not None else 0
@@ -433,11 +434,14 @@ class Session:
         )
 
     def _end_step(self) -> None:
+        self._report(self._counts["steps"])
+
+    def _report(self, completed_steps: int) -> None:
         store, plan = self._store, self._plan
         if store is None or plan is None or not self._counts["forwards"]:
             return
         store.engine.report(
-            self._counts["steps"],
+            completed_steps,
             self._meter.current_bytes,
             self._meter.peak_bytes,
             self._recompute_ns,

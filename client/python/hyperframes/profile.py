@@ -58,6 +58,7 @@ class BlockInfo:
     keep_reason: str = ""
     splittable: bool = False
     transient_bytes: int = 0
+    collectives: bool = False  # Its forward communicates with other ranks.
     input_shapes: list[list[int]] = field(default_factory=list)
     output_shapes: list[list[int]] = field(default_factory=list)
 
