@@ -25,7 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "agent/device/device.h"
-#include "common/clock.h"
+#include "agent/engine/frame_engine_options.h"
 #include "common/frame.h"
 #include "common/units.h"
 
@@ -47,29 +47,6 @@ struct StorageKey {
   int32_t micro_batch = 0;  // Ordinal of the forward pass since the last quiescent point.
   int32_t block = 0;        // Index in the plan; -1 for storages outside every block.
   int32_t ordinal = 0;      // Order in which the block saved it.
-};
-
-// Faults planted on purpose, to prove that chaos mode would find a missing event in that lane.
-struct ChaosOptions {
-  bool enabled = false;
-  uint64_t seed = 1;                                     // Same seed, same delays.
-  absl::Duration longest_delay = absl::Milliseconds(2);  // Drawn per copy, per lane.
-  uint8_t poison = 0xA5;                                 // Freed slots are filled with it.
-  // When set, the engine leaves out the one event that orders this lane: for kOut the wait before a
-  // source is released, for kIn the wait before a reload reads its slot.
-  bool skip_event = false;
-  Direction skip_direction = Direction::kOut;
-  Tier skip_tier = Tier::kPeer;
-};
-
-struct FrameEngineOptions {
-  Bytes stash_limit =
-      64 * kMiB;  // Sources held while their copy-out runs, at most (or one storage).
-  Bytes prefetch_limit =
-      64 * kMiB;        // Reloads started ahead of their consumer, at most (or one storage).
-  bool verify = false;  // Checksum at Put, compared at Wait: DataLoss names the storage.
-  ChaosOptions chaos;
-  const Clock* clock = MonotonicClock();
 };
 
 // Where a Put really went.

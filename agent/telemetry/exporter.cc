@@ -32,12 +32,15 @@ class Families {
     }
     families_[at->second].metric.push_back(std::move(metric));
   }
-  void Gauge(const std::string& name, const std::string& help, const Labels& labels, double value) {
-    Add(name, help, MetricType::Gauge, labels, value);
+  // Samples are doubles in Prometheus: exact for bytes and counts up to 2^53.
+  template <typename Number>
+  void Gauge(const std::string& name, const std::string& help, const Labels& labels, Number value) {
+    Add(name, help, MetricType::Gauge, labels, static_cast<double>(value));
   }
+  template <typename Number>
   void Counter(const std::string& name, const std::string& help, const Labels& labels,
-               double value) {
-    Add(name, help, MetricType::Counter, labels, value);
+               Number value) {
+    Add(name, help, MetricType::Counter, labels, static_cast<double>(value));
   }
   std::string Text() const { return prometheus::TextSerializer().Serialize(families_); }
 

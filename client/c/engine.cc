@@ -20,14 +20,14 @@ constexpr absl::Duration kPublishInterval = absl::Milliseconds(100);
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Open(std::shared_ptr<Machine> machine,
                                                      const std::string& options_json) {
-  HF_ASSIGN_OR_RETURN(EngineOptions options, ParseEngineOptions(options_json));
+  HF_ASSIGN_OR_RETURN(const EngineOptions options, ParseEngineOptions(options_json));
   // Built first, so that its destructor returns the leases mapped so far when a later one fails.
   std::unique_ptr<Engine> engine(new Engine(std::move(machine)));
-  HF_RETURN_IF_ERROR(engine->Start(std::move(options)));
+  HF_RETURN_IF_ERROR(engine->Start(options));
   return engine;
 }
 
-absl::Status Engine::Start(EngineOptions options) {
+absl::Status Engine::Start(const EngineOptions& options) {
   HF_ASSIGN_OR_RETURN(Device * device, machine_->ComputeDevice(options.gpu));
   std::vector<EngineArena> arenas;
   for (const LeaseOptions& lease : options.leases) {
@@ -103,7 +103,7 @@ std::vector<StorageHandle> Engine::TakeReleasable(Bytes limit, void* compute_str
   MutexLock lock(&mutex_);
   releasable_.insert(releasable_.end(), fresh.begin(), fresh.end());
   const auto count = std::min<int64_t>(capacity, static_cast<int64_t>(releasable_.size()));
-  const std::vector<StorageHandle> taken(releasable_.begin(), releasable_.begin() + count);
+  std::vector<StorageHandle> taken(releasable_.begin(), releasable_.begin() + count);
   releasable_.erase(releasable_.begin(), releasable_.begin() + count);
   return taken;
 }

@@ -51,7 +51,7 @@ class Engine {
   };
 
   explicit Engine(std::shared_ptr<Machine> machine) : machine_(std::move(machine)) {}
-  absl::Status Start(EngineOptions options);
+  absl::Status Start(const EngineOptions& options);
   absl::StatusOr<EngineArena> OpenArena(Device* device, const LeaseOptions& lease);
   absl::StatusOr<std::unique_ptr<Memory>> MapLease(Device* device, const LeaseOptions& lease);
 
