@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -97,7 +98,7 @@ void JsonOptions::Any(const std::string& name,
 void JsonOptions::Array(
     const std::string& name,
     std::function<absl::Status(const json& element, const std::string& what)> element) {
-  fields_.emplace_back(name, [=](const json& value) -> absl::Status {
+  fields_.emplace_back(name, [=, element = std::move(element)](const json& value) -> absl::Status {
     if (!value.is_array()) return Wrong(name, value, "a list");
     for (size_t i = 0; i < value.size(); ++i) {
       HF_RETURN_IF_ERROR(element(value[i], absl::StrCat(name, "[", i, "]")));

@@ -56,11 +56,12 @@ absl::StatusOr<HostMachineOptions> ReadMachine(const std::string& options_json) 
   std::string backend = Environment("HYPERFRAMES_BACKEND", "host");
   JsonOptions reader("options_json");
   reader.String("backend", &backend);
-  reader.Array("devices", [&](const nlohmann::json& element, const std::string& what) {
-    absl::StatusOr<HostDeviceOptions> device = ReadDevice(element, what);
-    if (device.ok()) options.devices.push_back(*std::move(device));
-    return device.status();
-  });
+  const auto read = [&](const nlohmann::json& element, const std::string& what) -> absl::Status {
+    HF_ASSIGN_OR_RETURN(HostDeviceOptions device, ReadDevice(element, what));
+    options.devices.push_back(std::move(device));
+    return absl::OkStatus();
+  };
+  reader.Array("devices", read);
   reader.Size("host_bytes", &options.host_bytes);
   HF_RETURN_IF_ERROR(reader.Parse(options_json));
   if (backend != "host") {
@@ -185,12 +186,12 @@ absl::StatusOr<DescriptorClient*> Machine::Agent(const std::string& socket_path)
   RetryEnvironment environment;
   environment.sleep = [](absl::Duration wait) { absl::SleepFor(wait); };
   environment.seed = RandomIncarnation();
-  HF_RETURN_IF_ERROR(CallWithRetries(RetryPolicy(), environment, /*idempotent=*/true,
-                                     kAgentPatience, [&](absl::Duration) -> absl::Status {
-                                       auto connected = DescriptorClient::Connect(options);
-                                       if (connected.ok()) agent = *std::move(connected);
-                                       return connected.status();
-                                     }));
+  const auto connect = [&](absl::Duration) -> absl::Status {
+    HF_ASSIGN_OR_RETURN(agent, DescriptorClient::Connect(options));
+    return absl::OkStatus();
+  };
+  HF_RETURN_IF_ERROR(
+      CallWithRetries(RetryPolicy(), environment, /*idempotent=*/true, kAgentPatience, connect));
   return agent.get();
 }
 
