@@ -59,6 +59,7 @@ ProgramResult RunProgram(const std::string& path, const std::vector<std::string>
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   std::vector<char*> envp;
+  envp.reserve(variables.size() + 1);
   for (const std::string& variable : variables) envp.push_back(const_cast<char*>(variable.c_str()));
   envp.push_back(nullptr);
 

@@ -12,7 +12,7 @@ namespace hyperframes {
 constexpr int kMaxRanks = 1024;
 constexpr int kMaxCommandArguments = 1024;
 constexpr int kMaxEnvironment = 1024;
-constexpr size_t kMaxSpecTextBytes = 128 * 1024;  // Of command, and of environment.
+constexpr size_t kMaxSpecTextBytes = size_t{128} * 1024;  // Of command, and of environment.
 
 // InvalidArgument names the field, its value (cut) and what is accepted. Also for a field that this
 // version does not know: to run a job without something it asked for would be a silent fallback.

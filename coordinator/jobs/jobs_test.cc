@@ -172,7 +172,7 @@ class Book : public testing::Test {
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     book_ = std::move(loaded).value();
   }
-  absl::Status Move(const std::string& id, std::vector<v1::JobState> states) {
+  absl::Status Move(const std::string& id, const std::vector<v1::JobState>& states) {
     for (const v1::JobState state : states) {
       const auto moved = book_->Update(id, [state](v1::JobRecord* record) {
         record->set_state(state);

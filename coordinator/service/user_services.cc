@@ -16,8 +16,8 @@ namespace hyperframes {
 namespace {
 
 constexpr double kMaxWatchSeconds = 30;
-constexpr int64_t kDefaultLogBytes = 64 * 1024;
-constexpr int64_t kMaxLogBytes = 1024 * 1024;
+constexpr int64_t kDefaultLogBytes = int64_t{64} * 1024;
+constexpr int64_t kMaxLogBytes = int64_t{1024} * 1024;
 
 }  // namespace
 
