@@ -214,12 +214,13 @@ class ClusterBackend:
 
     def _leased_machine(self) -> dict[str, Any]:
         """This rank's GPU, its leases, and the links as the coordinator knew them."""
-        gpu = self._answer["gpu"]
+        own = next((d for d in self._description["devices"] if d["uuid"] == self._gpu), {})
+        gpu = self._answer.get("gpu") or {**own, "uuid": self._gpu}  # An older one does not say.
         devices = [{**gpu, "is_host": False, "lendable_bytes": 0}]
         devices += [
             {
                 "uuid": grant["device"],
-                "node": gpu["node"],
+                "node": gpu.get("node", ""),
                 "is_host": read_tier(grant.get("tier", 0)) == HOST,
                 "usable_bytes": int(grant["bytes"]),
                 "lendable_bytes": int(grant["bytes"]),

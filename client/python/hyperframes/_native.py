@@ -99,8 +99,10 @@ class Library:
     def check(self, code: int) -> None:
         """Raises the last error of this thread unless ``code`` is OK."""
         if code != 0:
-            message = self._dll.hf_last_error()
-            raise error_from_code(code, (message or b"").decode("utf-8", "replace"))
+            message = (self._dll.hf_last_error() or b"").decode("utf-8", "replace")
+            if message.startswith("hf_"):  # Which call it was says nothing to a Python user.
+                message = message.partition(": ")[2] or message
+            raise error_from_code(code, message)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls and checks."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import logging
+import os
 import sys
 from types import TracebackType
 
@@ -29,11 +33,21 @@ def exit_with_codes() -> None:
     if not in_cluster():
         return
     previous = sys.excepthook
+    codes: list[int] = []
 
+    # torch.distributed wraps this hook and prints only once it has returned: it must not raise.
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         previous(kind, error, trace)
-        code = exit_code(error)
-        if code != FAILED:
-            sys.exit(code)
+        codes.append(exit_code(error))
+
+    def leave() -> None:
+        if not codes or codes[-1] == FAILED:
+            return
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(codes[-1])  # The only way to set a status at this point.
 
     sys.excepthook = hook
+    atexit.register(leave)

@@ -160,7 +160,11 @@ def test_without_a_budget_the_recommended_one_is_printed(
 ) -> None:
     seen, _ = run(profile)
     assert_same(plain, seen)
-    assert "HyperFrames: no budget given" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("HyperFrames: no budget was given; this one is used:\n")
+    for row in ("activation_budget", "why", "to peer GPUs", "predicted peak", "predicted step"):
+        assert f"\n  {row} " in said
+    assert len(said.splitlines()) < 20 and max(map(len, said.splitlines())) <= 100
 
 
 def test_a_sample_input_is_enough(plain: Any) -> None:
