@@ -128,7 +128,9 @@ def survive_agent(
     # The agent with the most to lose: one without leases would have nothing to take over.
     node = max(before, key=lambda name: len(before[name]))
     if not before[node]:
-        raise BrokenPromiseError(f"job {job_id} trains without a lease, so no agent has any to lose")
+        raise BrokenPromiseError(
+            f"job {job_id} trains without a lease, so no agent has any to lose"
+        )
     agent = cluster.agents[node]
     killed = agent.pid
     agent.kill()
