@@ -214,7 +214,9 @@ class ClusterBackend:
 
     def _leased_machine(self) -> dict[str, Any]:
         """This rank's GPU, its leases, and the links as the coordinator knew them."""
-        own = next((d for d in self._description["devices"] if d["uuid"] == self._gpu), {})
+        own: dict[str, Any] = next(
+            (d for d in self._description["devices"] if d["uuid"] == self._gpu), {}
+        )
         gpu = self._answer.get("gpu") or {**own, "uuid": self._gpu}  # An older one does not say.
         devices = [{**gpu, "is_host": False, "lendable_bytes": 0}]
         devices += [

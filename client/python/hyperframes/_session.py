@@ -269,11 +269,8 @@ class Session:
         self._book.drop_lenders()
         self._plan = self._book.current(self._signature)
         self._open_engine()
-        print(
-            f"HyperFrames: lease {lease} was asked back; from now on nothing is moved.",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"HyperFrames: lease {lease} was asked back; from now on nothing is moved."
+        print(text, file=sys.stderr, flush=True)
 
     # ---- Hooks ----
 
@@ -459,7 +456,7 @@ class Session:
         return self._meter
 
     def explain(self) -> str:
-        """One line per block: policy, bytes by tier, reason."""
+        """A table with a line per block: policy, bytes by tier, reason."""
         return "" if self._off or self._plan is None else self._plan.explain()
 
     def stats(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,11 @@ _ENDED = frozenset(
 )
 _LONGEST_WATCH_S = 20.0
 _LOG_PAUSE_S = 0.3
+
+
+def _name_after(command: Sequence[str]) -> str:
+    program = os.path.basename(command[0]) if command else ""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", program)[:63] or "job"
 
 
 class Client:
@@ -52,7 +58,8 @@ class Client:
         spread: bool = False,
         **spec: Any,
     ) -> dict[str, Any]:
-        """Queues a job; the answer is its Job. ``spec``: further fields of JobSpec.
+        """Queues a job; the answer is its Job. Without a name it is called after its program.
+        ``spec``: further fields of JobSpec.
 
         Raises:
             InvalidArgument: names the field.
@@ -62,7 +69,7 @@ class Client:
             "version": {"major": 1, "minor": 0},
             "idempotency_key": uuid.uuid4().hex,
             "spec": {
-                "name": name,
+                "name": name or _name_after(command),
                 "command": list(command),
                 "env": dict(env or {}),
                 "working_directory": working_directory,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from . import _native
 from ._engine import HOST, KEEP, PEER
 from .errors import InvalidArgument
 from .profile import Profile
@@ -38,6 +39,7 @@ class Plan:
         index: the block's number for the engine.
         exact: False when it was scaled from another input shape.
         raw: the FramePlan as the planner wrote it.
+        inputs: (block, ordinal) of the blocks' own inputs: they wait under RECOMPUTE too.
     """
 
     policies: dict[str, str]
@@ -47,6 +49,7 @@ class Plan:
     rank: dict[str, Any]
     exact: bool = True
     reasons: dict[str, str] = field(default_factory=dict)
+    inputs: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def predicted_activation_peak(self) -> int:
@@ -90,17 +93,25 @@ class Plan:
         return needs
 
     def explain(self) -> str:
-        """One line per block: policy, bytes by tier, reason."""
-        lines = []
+        """A table: block, policy, bytes that wait by tier, bytes made again, reason."""
+        size = _native.format_bytes
+        lines = [
+            f"{'block':<24} {'policy':<9} {'keep':>10} {'peer':>10} {'host':>10}"
+            f" {'recomputed':>10}  reason"
+        ]
         for block, policy in self.policies.items():
-            bytes_by = [0, 0, 0]
-            for (name, _), decision in self.decisions.items():
-                if name == block:
-                    bytes_by[decision.tier] += decision.nbytes
+            waiting, again = [0, 0, 0], 0
+            for (name, ordinal), decision in self.decisions.items():
+                if name != block:
+                    continue
+                if self.recomputes(block) and (name, ordinal) not in self.inputs:
+                    again += decision.nbytes
+                else:
+                    waiting[decision.tier] += decision.nbytes
             word = policy.removeprefix("POLICY_").lower()
             lines.append(
-                f"{block:<28} {word:<10} keep {bytes_by[KEEP]:>12}"
-                f" peer {bytes_by[PEER]:>12} host {bytes_by[HOST]:>12}  {self.reasons[block]}"
+                f"{block:<24} {word:<9} {size(waiting[KEEP]):>10} {size(waiting[PEER]):>10}"
+                f" {size(waiting[HOST]):>10} {size(again):>10}  {self.reasons[block]}"
             )
         return "\n".join(lines)
 
@@ -116,7 +127,13 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
         for block in profile.blocks
         for storage in block.storages
     }
-    plan = Plan({}, {}, {}, raw, mine, exact=profile.exact)
+    inputs = frozenset(
+        (block.name, storage.ordinal)
+        for block in profile.blocks
+        for storage in block.storages
+        if storage.is_input
+    )
+    plan = Plan({}, {}, {}, raw, mine, exact=profile.exact, inputs=inputs)
     for index, block in enumerate(mine.get("blocks", ())):
         name = str(block["name"])
         plan.index[name] = index
