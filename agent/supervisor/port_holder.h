@@ -29,6 +29,12 @@ class PortHolder {
   // and nobody is given it by the kernel. ResourceExhausted: none is left.
   absl::StatusOr<int> Reserve(const std::string& job_id) HF_EXCLUDES(mutex_);
 
+  // Takes back the ports that an earlier agent held, as the file `path` tells, where they are free.
+  // One that is not is most often listened on by the job's own worker, and then nobody else can
+  // get it either: it is taken when that ends. Keeps the file up to date from now on. Call once,
+  // first.
+  void Restore(const std::string& path) HF_EXCLUDES(mutex_);
+
   // Gives back the ports of jobs whose workers have all ended. `running` says how many a job has.
   void Tick(const std::function<int(const std::string& job_id)>& running) HF_EXCLUDES(mutex_);
 
@@ -36,15 +42,18 @@ class PortHolder {
 
  private:
   struct Port {
-    UniqueFd socket;
+    UniqueFd socket;  // Invalid: not ours yet again.
     int number = 0;
     absl::Time since;
     bool used = false;  // A worker of the job has been seen.
   };
 
+  void Save() HF_REQUIRES(mutex_);
+
   const Clock* const clock_;
   const size_t most_ports_;
   mutable Mutex mutex_;
+  std::string path_ HF_GUARDED_BY(mutex_);  // Empty: nothing survives a restart.
   std::map<std::string, Port> ports_ HF_GUARDED_BY(mutex_);
 };
 

@@ -3,7 +3,9 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -64,6 +66,65 @@ TEST(PortHolder, GivesAPortBackThatNobodyUsed) {
   clock.Advance(kUnusedPortTimeout);
   holder.Tick(&Nobody);
   EXPECT_EQ(holder.held(), 0u);
+}
+
+TEST(PortHolder, TakesItsPortsBackAfterARestartAsSoonAsTheyAreFree) {
+  char name[] = "/tmp/hfports.XXXXXX";
+  const std::string path = std::string(mkdtemp(name)) + "/ports";
+  FakeClock clock;
+  int free_port = 0, taken_port = 0;
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  UniqueFd worker(socket(AF_INET, SOCK_STREAM, 0));
+  {
+    PortHolder killed(&clock);
+    killed.Restore(path);
+    free_port = *killed.Reserve("free");
+    taken_port = *killed.Reserve("taken");
+    ASSERT_TRUE(killed.Reserve("over").ok());
+    killed.Tick([](const std::string& job_id) { return job_id == "over" ? 1 : 0; });
+    killed.Tick(&Nobody);
+    EXPECT_EQ(killed.held(), 2u);
+  }
+  address.sin_port = htons(static_cast<uint16_t>(taken_port));
+  ASSERT_EQ(bind(worker.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(worker.get(), 1), 0);
+  PortHolder holder(&clock);
+  holder.Restore(path);
+  EXPECT_EQ(holder.held(), 2u) << "what was given back is not taken again";
+  EXPECT_EQ(*holder.Reserve("free"), free_port);
+  UniqueFd stranger(socket(AF_INET, SOCK_STREAM, 0));
+  address.sin_port = htons(static_cast<uint16_t>(free_port));
+  EXPECT_NE(bind(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  worker.reset();
+  holder.Tick(&One);
+  EXPECT_EQ(*holder.Reserve("taken"), taken_port);
+  address.sin_port = htons(static_cast<uint16_t>(taken_port));
+  EXPECT_NE(bind(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  unlink(path.c_str());
+  rmdir(name);
+}
+
+TEST(PortHolder, GivesAnotherPortWhenItsOwnWentToAStranger) {
+  char name[] = "/tmp/hfports.XXXXXX";
+  const std::string path = std::string(mkdtemp(name)) + "/ports";
+  FakeClock clock;
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  {
+    PortHolder killed(&clock);
+    killed.Restore(path);
+    address.sin_port = htons(static_cast<uint16_t>(*killed.Reserve("job")));
+  }
+  UniqueFd stranger(socket(AF_INET, SOCK_STREAM, 0));
+  ASSERT_EQ(bind(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  PortHolder holder(&clock);
+  holder.Restore(path);
+  EXPECT_NE(*holder.Reserve("job"), ntohs(address.sin_port));
+  unlink(path.c_str());
+  rmdir(name);
 }
 
 TEST(PortHolder, IsBounded) {
