@@ -35,6 +35,8 @@ struct Flags {
   Bytes peer_bandwidth = 0;
   Bytes host_bandwidth = 0;
   Bytes reserve_bytes = 0;
+  int64_t keep_ended_workers = 256;
+  absl::Duration keep_ended_for = absl::Hours(7 * 24);
 };
 
 void AddFlags(Flags* flags, Config* config) {
@@ -53,6 +55,10 @@ void AddFlags(Flags* flags, Config* config) {
   config->AddBytes(&flags->host_bandwidth, "host-bandwidth",
                    "bytes/s between a simulated GPU and host memory; 0 = as fast as memory");
   config->AddBytes(&flags->reserve_bytes, "reserve-bytes", "bytes of each GPU that are never lent");
+  config->AddInt(&flags->keep_ended_workers, "keep-ended-workers", 0, 100000,
+                 "ended workers of finished jobs whose logs are kept, the newest");
+  config->AddDuration(&flags->keep_ended_for, "keep-ended-for",
+                      "how long those logs are kept at most");
 }
 
 std::string BesideThisProgram(const std::string& name) {
@@ -68,6 +74,8 @@ absl::StatusOr<NodeOptions> NodeOptionsOf(const Flags& flags) {
   options.run_directory = flags.run_directory;
   options.shim_path = flags.shim_path.empty() ? BesideThisProgram("hfshim") : flags.shim_path;
   options.reserve_bytes = flags.reserve_bytes;
+  options.most_ended_kept = static_cast<size_t>(flags.keep_ended_workers);
+  options.ended_kept_for = flags.keep_ended_for;
   options.machine.node = flags.node;
   options.machine.host_bytes = flags.host_bytes;
   HF_ASSIGN_OR_RETURN(options.machine.devices, ParseHostDevices(flags.simulated_gpus, flags.node));
@@ -88,6 +96,7 @@ absl::Status Run(const Flags& flags, ShutdownSignal* shutdown) {
   HF_ASSIGN_OR_RETURN(const auto node, Node::Create(std::move(node_options)));
 
   EpochFence fence;
+  HF_RETURN_IF_ERROR(fence.Open(flags.run_directory + "/epoch"));
   std::atomic<CoordinatorLink*> link{nullptr};
   AgentService service(node.get(), &fence, [&link] {
     if (CoordinatorLink* const started = link.load()) started->NotifyChanged();

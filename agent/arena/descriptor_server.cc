@@ -95,6 +95,9 @@ void DescriptorServer::Run() {
     const absl::Time now = MonotonicClock()->Now();
     if (now >= next_tick) {
       leases_->Tick(&ProcessRuns);
+      if (observer_ != nullptr) {
+        for (const LeaseRecord& lease : leases_->Overdue()) observer_->LeaseOverdue(lease);
+      }
       next_tick = now + options_.tick_interval;
     }
     epoll_event events[kMostEvents];
@@ -271,6 +274,8 @@ absl::Status DescriptorServer::OfferLease(Connection* connection, Received recei
   HF_RETURN_IF_ERROR(leases_->Adopt(received.message.id, received.message.token,
                                     std::move(received.descriptor), connection->process));
   AddMapping(connection, received.message.id);
+  // Revoked before this agent started, perhaps in its predecessor's last moment.
+  if (leases_->IsRevoking(received.message.id)) SendRevocation(received.message.id);
   return absl::OkStatus();
 }
 

@@ -28,6 +28,9 @@ class DescriptorServerObserver {
   virtual void WorkerConnected(const std::string& worker_id, const ProcessIdentity& process,
                                UniqueFd counters) = 0;
   virtual void WorkerDisconnected(const std::string& worker_id, const ProcessIdentity& process) = 0;
+  // A revoked lease whose holder has not returned it in time: its process has to end. Called again
+  // and again until the lease is back.
+  virtual void LeaseOverdue(const LeaseRecord& /*lease*/) {}
 };
 
 struct DescriptorServerOptions {

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/time/time.h"
 #include "agent/supervisor/process_identity.h"
 #include "common/frame.h"
 #include "common/units.h"
@@ -45,6 +46,8 @@ struct LeaseRecord {
   LeaseState state = LeaseState::kPrepared;
   std::string release_reason;  // With kReleased; one of a bounded set.
   ProcessIdentity holder;      // The process that has it mapped; pid 0: none yet.
+  // With kRevoking: how long the holder has, from the revocation or from the agent's restart.
+  absl::Duration revoke_grace = absl::InfiniteDuration();
 };
 
 struct DeviceUsage {

@@ -26,6 +26,9 @@ std::string ToJson(const LeaseRecord& record) {
       {"boot_id", BootId()},
       {"holder_pid", record.holder.pid},
       {"holder_start", record.holder.start_time},
+      {"revoke_grace_s", record.revoke_grace == absl::InfiniteDuration()
+                             ? -1.0
+                             : absl::ToDoubleSeconds(record.revoke_grace)},
   };
   return json.dump();
 }
@@ -48,6 +51,8 @@ absl::StatusOr<LeaseRecord> FromJson(const std::string& text) {
     record.holder.pid = json.at("holder_pid").get<pid_t>();
     record.holder.start_time = json.at("holder_start").get<uint64_t>();
     if (record.holder.pid != 0) record.holder.boot_id = BootId();
+    const double grace_s = json.value("revoke_grace_s", -1.0);
+    if (grace_s >= 0) record.revoke_grace = absl::Seconds(grace_s);
     return record;
   } catch (const nlohmann::json::exception& error) {
     return absl::DataLossError(error.what());

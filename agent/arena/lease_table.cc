@@ -75,6 +75,18 @@ LeaseTable::LeaseTable(std::vector<LendingDevice> devices, const Clock* clock,
                        LeaseJournal* journal)
     : devices_(ByUuid(std::move(devices))), clock_(clock), journal_(journal) {}
 
+// Where a kill of the agent can fall, and what the next one does about it:
+//
+//   prepared (nothing recorded)     undone: the coordinator's Commit finds nothing, and it starts
+//   over COMMITTED recorded, not told    redone: the same Commit again succeeds holder recorded,
+//   descriptor     undone: the holder reports without it, or has ended, and the
+//     not yet sent                    lease gets fresh memory, or ends
+//   REVOKING recorded, holder       redone: it is asked when it hands the lease back (OfferLease),
+//     not yet asked                   and its grace begins anew
+//   released, record not yet gone   redone: by the holder's owed return, by the holder being dead,
+//   by
+//                                     the worker's end that is not told before its leases are gone,
+//                                     or by the coordinator, which asks again or no longer wants it
 void LeaseTable::Restore(std::vector<LeaseRecord> records) {
   MutexLock lock(&mutex_);
   for (LeaseRecord& record : records) {
@@ -205,16 +217,41 @@ absl::StatusOr<LeaseRecord> LeaseTable::Commit(const std::string& lease_id) {
   return found->second.record;
 }
 
-absl::StatusOr<LeaseRecord> LeaseTable::Revoke(const std::string& lease_id) {
+absl::StatusOr<LeaseRecord> LeaseTable::Revoke(const std::string& lease_id, absl::Duration grace) {
   MutexLock lock(&mutex_);
   const auto found = leases_.find(lease_id);
   if (found == leases_.end()) {
     return absl::NotFoundError("no lease '" + lease_id.substr(0, 64) + "'");
   }
-  if (found->second.record.state != LeaseState::kRevoking) {
-    HF_RETURN_IF_ERROR(Move(&found->second, LeaseState::kRevoking));
+  Lease& lease = found->second;
+  if (lease.record.state == LeaseState::kRevoking) return lease.record;
+  lease.record.revoke_grace = grace;
+  HF_RETURN_IF_ERROR(Move(&lease, LeaseState::kRevoking));
+  LeaseRecord revoked = lease.record;
+  if (revoked.holder.pid == 0) {
+    ReleaseLocked(lease_id, "revoked");
+    revoked.state = LeaseState::kReleased;
+    revoked.release_reason = "revoked";
   }
-  return found->second.record;
+  return revoked;
+}
+
+bool LeaseTable::IsRevoking(const std::string& lease_id) const {
+  MutexLock lock(&mutex_);
+  const auto found = leases_.find(lease_id);
+  return found != leases_.end() && found->second.record.state == LeaseState::kRevoking;
+}
+
+std::vector<LeaseRecord> LeaseTable::Overdue() const {
+  MutexLock lock(&mutex_);
+  std::vector<LeaseRecord> overdue;
+  for (const auto& [lease_id, lease] : leases_) {
+    if (lease.record.state == LeaseState::kRevoking &&
+        clock_->Now() - lease.since >= lease.record.revoke_grace) {
+      overdue.push_back(lease.record);
+    }
+  }
+  return overdue;
 }
 
 bool LeaseTable::Release(const std::string& lease_id, const std::string& reason) {
@@ -236,8 +273,10 @@ bool LeaseTable::ReleaseLocked(const std::string& lease_id, const std::string& r
   LeaseRecord record = std::move(found->second.record);
   leases_.erase(found);  // Frees the memory here, before anybody learns that there is room.
   lent_[record.device] -= record.bytes;
+  // A holder that was ended for keeping it did not just die.
+  const bool taken = record.state == LeaseState::kRevoking && reason != "returned";
   record.state = LeaseState::kReleased;
-  record.release_reason = BoundedReason(reason);
+  record.release_reason = taken ? "revoked" : BoundedReason(reason);
   record.token.clear();
   ++released_by_reason_[record.release_reason];
   if (journal_ != nullptr) journal_->Forget(record.lease_id);

@@ -63,8 +63,14 @@ class LeaseTable {
   // Makes it mappable. Idempotent. NotFound: unknown, or the prepare timed out.
   // FailedPrecondition: being revoked.
   absl::StatusOr<LeaseRecord> Commit(const std::string& lease_id);
-  // Asks for it back. Idempotent. NotFound: unknown. FailedPrecondition: not committed.
-  absl::StatusOr<LeaseRecord> Revoke(const std::string& lease_id);
+  // It is asked for: nobody else can map it. One that nobody has mapped ends here; for another,
+  // Overdue tells when its holder has had `grace`. Idempotent: the first grace counts. NotFound:
+  // unknown. FailedPrecondition: not committed.
+  absl::StatusOr<LeaseRecord> Revoke(const std::string& lease_id,
+                                     absl::Duration grace = absl::InfiniteDuration());
+  bool IsRevoking(const std::string& lease_id) const;
+  // Revoked leases whose holder has not returned them in time.
+  std::vector<LeaseRecord> Overdue() const;
   // Ends it in any state: the bytes are free when this returns. Idempotent, unknown ids succeed.
   // True when it ended now.
   bool Release(const std::string& lease_id, const std::string& reason);

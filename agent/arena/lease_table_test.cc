@@ -85,9 +85,46 @@ TEST_F(LeaseTableTest, RefusesToCommitWhatIsBeingRevokedAndToRevokeWhatIsOnlyPre
   ASSERT_TRUE(table_->Prepare(Wanted("a")).ok());
   EXPECT_EQ(table_->Revoke("a").status().code(), absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(table_->Commit("a").ok());
+  ASSERT_TRUE(table_->Map("a", kToken, IdentifyProcess(getpid())).ok());
   ASSERT_TRUE(table_->Revoke("a").ok());
   EXPECT_TRUE(table_->Revoke("a").ok()) << "idempotent";
   EXPECT_EQ(table_->Commit("a").status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(LeaseTableTest, TellsWhichRevokedLeasesAreOverdueByTheFirstGrace) {
+  for (const char* id : {"early", "late", "endless"}) {
+    ASSERT_TRUE(table_->Prepare(Wanted(id)).ok());
+    ASSERT_TRUE(table_->Commit(id).ok());
+    ASSERT_TRUE(table_->Map(id, kToken, IdentifyProcess(getpid())).ok());
+  }
+  ASSERT_TRUE(table_->Revoke("early", absl::Seconds(10)).ok());
+  ASSERT_TRUE(table_->Revoke("late", absl::Seconds(20)).ok());
+  ASSERT_TRUE(table_->Revoke("endless").ok());
+  ASSERT_TRUE(table_->Revoke("late", absl::ZeroDuration()).ok());
+  clock_.Advance(absl::Seconds(10) - absl::Nanoseconds(1));
+  EXPECT_TRUE(table_->Overdue().empty());
+  clock_.Advance(absl::Nanoseconds(1));
+  ASSERT_EQ(table_->Overdue().size(), 1u);
+  EXPECT_EQ(table_->Overdue()[0].lease_id, "early");
+  table_->ReleaseHeld("early", IdentifyProcess(getpid()), "worker_died");
+  EXPECT_EQ(ReasonOf("early"), "revoked");
+  clock_.Advance(absl::Hours(1));
+  EXPECT_EQ(table_->Overdue().size(), 1u);
+  table_->ReleaseHeld("late", IdentifyProcess(getpid()), "returned");
+  EXPECT_EQ(ReasonOf("late"), "returned") << "late, but of itself";
+}
+
+TEST_F(LeaseTableTest, ARestartGivesARevokedLeasesHolderItsGraceAnew) {
+  LeaseRecord left = Left("a");
+  left.state = LeaseState::kRevoking;
+  left.revoke_grace = absl::Seconds(10);
+  table_->Restore({left});
+  EXPECT_TRUE(table_->IsRevoking("a"));
+  ASSERT_TRUE(table_->Adopt("a", kToken, SealedMemory(kMiB), left.holder).ok());
+  clock_.Advance(absl::Seconds(9));
+  EXPECT_TRUE(table_->Overdue().empty());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(table_->Overdue().size(), 1u);
 }
 
 TEST_F(LeaseTableTest, GivesTheSameAnswerToTheSamePrepare) {

@@ -1,5 +1,6 @@
 #include "agent/service/agent_service.h"
 
+#include <algorithm>
 #include <string>
 
 #include "agent/service/conversions.h"
@@ -8,6 +9,11 @@
 #include "common/status_macros.h"
 
 namespace hyperframes {
+namespace {
+
+constexpr absl::Duration kLongestRevokeGrace = absl::Hours(24);
+
+}  // namespace
 
 absl::Status AgentService::Start(const v1::StartWorkerRequest& request, v1::WorkerReport* report) {
   HF_RETURN_IF_ERROR(fence_->Pass(request.epoch()));
@@ -94,6 +100,22 @@ grpc::Status AgentService::CommitLease(grpc::ServerContext*, const v1::LeaseRequ
   const absl::Status passed = fence_->Pass(request->epoch());
   if (!passed.ok()) return ToGrpc(passed);
   const auto lease = node_->leases()->Commit(request->lease_id());
+  if (!lease.ok()) return ToGrpc(lease.status());
+  *response->mutable_lease() = ToProto(*lease);
+  changed_();
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::RevokeLease(grpc::ServerContext*, const v1::RevokeLeaseRequest* request,
+                                       v1::LeaseResponse* response) {
+  const absl::Status passed = fence_->Pass(request->epoch());
+  if (!passed.ok()) return ToGrpc(passed);
+  if (!(request->grace_s() >= 0)) {
+    return ToGrpc(absl::InvalidArgumentError("grace_s: " + std::to_string(request->grace_s()) +
+                                             " is not a time from 0 up"));
+  }
+  const auto lease = node_->RevokeLease(
+      request->lease_id(), std::min(absl::Seconds(request->grace_s()), kLongestRevokeGrace));
   if (!lease.ok()) return ToGrpc(lease.status());
   *response->mutable_lease() = ToProto(*lease);
   changed_();

@@ -29,6 +29,8 @@ class AgentService final : public v1::Agent::Service {
                             v1::LeaseResponse* response) override;
   grpc::Status CommitLease(grpc::ServerContext*, const v1::LeaseRequest* request,
                            v1::LeaseResponse* response) override;
+  grpc::Status RevokeLease(grpc::ServerContext*, const v1::RevokeLeaseRequest* request,
+                           v1::LeaseResponse* response) override;
   grpc::Status ReleaseLease(grpc::ServerContext*, const v1::LeaseRequest* request,
                             v1::LeaseResponse* response) override;
 

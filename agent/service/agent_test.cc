@@ -4,200 +4,26 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <functional>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "agent/arena/descriptor_client.h"
-#include "agent/service/agent_service.h"
-#include "agent/service/coordinator_link.h"
+#include "agent/service/agent_fixture.h"
 #include "agent/service/link_report.h"
-#include "agent/service/node.h"
 #include "agent/service/status_pages.h"
 #include "agent/service/worker_environment.h"
-#include "common/eventually.h"
-#include "common/random_id.h"
+#include "agent/telemetry/counters_page.h"
 
 namespace hyperframes {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// A coordinator's membership, scripted.
-class FakeMembership final : public v1::Membership::Service {
- public:
-  grpc::Status Register(grpc::ServerContext*, const v1::RegisterRequest* request,
-                        v1::RegisterResponse* response) override {
-    MutexLock lock(&mutex);
-    registered.push_back(*request);
-    response->mutable_version()->set_major(1);
-    response->set_epoch(epoch);
-    response->set_heartbeat_interval_s(0.02);
-    for (const std::string& worker : stop_workers) response->add_stop_workers(worker);
-    known = true;
-    return grpc::Status::OK;
-  }
-  grpc::Status Heartbeat(grpc::ServerContext*, const v1::HeartbeatRequest*,
-                         v1::HeartbeatResponse* response) override {
-    MutexLock lock(&mutex);
-    ++beats;
-    response->set_known(known);
-    response->set_epoch(epoch);
-    return grpc::Status::OK;
-  }
-  grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest* request,
-                      v1::ReportResponse* response) override {
-    MutexLock lock(&mutex);
-    reports.push_back(*request);
-    changed.Wait(&mutex, [this] { return !hold_reports; });
-    response->set_known(known);
-    response->set_epoch(epoch);
-    for (const std::string& lease : release_leases) response->add_release_leases(lease);
-    return grpc::Status::OK;
-  }
-  size_t Registrations() {
-    MutexLock lock(&mutex);
-    return registered.size();
-  }
-  int Beats() {
-    MutexLock lock(&mutex);
-    return beats;
-  }
-  bool Reported(const std::function<bool(const v1::ReportRequest&)>& wanted) {
-    MutexLock lock(&mutex);
-    return std::any_of(reports.begin(), reports.end(), wanted);
-  }
-
-  Mutex mutex;
-  CondVar changed;
-  std::vector<v1::RegisterRequest> registered;
-  std::vector<v1::ReportRequest> reports;
-  std::vector<std::string> release_leases;
-  std::vector<std::string> stop_workers;
-  int beats = 0;
-  int64_t epoch = 5;
-  bool known = true;
-  bool hold_reports = false;
-};
-
-std::unique_ptr<grpc::Server> Serve(FakeMembership* membership, int* port) {
-  grpc::ServerBuilder builder;
-  builder.AddListeningPort("127.0.0.1:" + std::to_string(*port), grpc::InsecureServerCredentials(),
-                           port);
-  builder.RegisterService(membership);
-  return builder.BuildAndStart();
-}
-
-class AgentTest : public ::testing::Test {
- protected:
-  AgentTest() {
-    char name[] = "/tmp/hfagent.XXXXXX";
-    directory_ = mkdtemp(name);
-    StartNode();
-  }
-  ~AgentTest() override {
-    link_.reset();
-    if (node_ != nullptr) {
-      for (const WorkerInfo& info : node_->supervisor()->Workers()) {
-        node_->supervisor()->Stop(info.spec.worker_id, absl::ZeroDuration()).IgnoreError();
-        WaitForEnd(info.spec.worker_id);
-      }
-    }
-    service_.reset();
-    node_.reset();
-    if (system(("rm -rf " + directory_).c_str()) != 0) ADD_FAILURE() << directory_;
-  }
-
-  void StartNode() {
-    NodeOptions options;
-    options.name = "a";
-    options.run_directory = directory_;
-    options.shim_path = "agent/hfshim";
-    options.reserve_bytes = kMiB;
-    options.machine.node = "a";
-    options.machine.host_bytes = 64 * kMiB;
-    options.machine.devices = *ParseHostDevices("2 x 16MiB", "a");
-    auto node = Node::Create(options);
-    ASSERT_TRUE(node.ok()) << node.status();
-    node_ = std::move(*node);
-    service_ = std::make_unique<AgentService>(node_.get(), &fence_, [this] {
-      if (link_ != nullptr) link_->NotifyChanged();
-    });
-  }
-  void StopNode() {
-    service_.reset();
-    node_.reset();
-  }
-  void Link(int port) {
-    CoordinatorLinkOptions options;
-    options.coordinator = "127.0.0.1:" + std::to_string(port);
-    options.agent_address = "127.0.0.1:1";
-    options.report_interval = absl::Milliseconds(50);
-    link_ = std::make_unique<CoordinatorLink>(options, node_.get(), &fence_);
-  }
-  v1::StartWorkerRequest Script(const std::string& script) {
-    v1::StartWorkerRequest request;
-    request.set_epoch(5);
-    request.set_worker_id("job-1-0");
-    request.set_job_id("job");
-    request.set_world_size(1);
-    request.set_local_world_size(1);
-    request.set_gpu("SIM-a-1");
-    request.set_master_address("127.0.0.1");
-    request.set_master_port(1234);
-    request.set_job_token("secret");
-    request.set_coordinator_address("127.0.0.1:7461");
-    for (const std::string& word : {std::string("bash"), std::string("-c"), script}) {
-      request.add_command(word);
-    }
-    return request;
-  }
-  v1::PrepareLeaseRequest Lease(const std::string& id, Bytes bytes) {
-    v1::PrepareLeaseRequest request;
-    request.set_epoch(5);
-    request.set_lease_id(id);
-    request.set_job_id("job");
-    request.set_token(RandomHex(16));
-    request.set_device("SIM-a-0");
-    request.set_tier(v1::TIER_PEER);
-    request.set_bytes(bytes);
-    return request;
-  }
-  // Both phases; the token is returned.
-  std::string Lend(const std::string& id, Bytes bytes) {
-    const v1::PrepareLeaseRequest prepare = Lease(id, bytes);
-    v1::LeaseResponse response;
-    EXPECT_TRUE(service_->PrepareLease(nullptr, &prepare, &response).ok());
-    v1::LeaseRequest commit;
-    commit.set_epoch(5);
-    commit.set_lease_id(id);
-    EXPECT_TRUE(service_->CommitLease(nullptr, &commit, &response).ok());
-    EXPECT_EQ(response.lease().state(), v1::LEASE_STATE_COMMITTED);
-    return prepare.token();
-  }
-  WorkerInfo WaitForEnd(const std::string& id) {
-    WorkerInfo found;
-    EXPECT_TRUE(Eventually([&] {
-      for (const WorkerInfo& info : node_->supervisor()->Workers()) {
-        if (info.spec.worker_id == id) found = info;
-      }
-      return found.status.state == WorkerState::kExited;
-    }));
-    return found;
-  }
-  Bytes Lent() { return node_->leases()->Usage()[0].lent_bytes; }
-
-  std::string directory_;
-  EpochFence fence_;
-  std::unique_ptr<Node> node_;
-  std::unique_ptr<AgentService> service_;
-  std::unique_ptr<CoordinatorLink> link_;
-};
 
 TEST_F(AgentTest, StartsAWorkerWithTorchrunsAndItsOwnVariables) {
   const auto request = Script("env");
@@ -266,6 +92,7 @@ TEST_F(AgentTest, RefusesAnOlderEpochOnEveryCallThatChangesSomething) {
   EXPECT_EQ(service_->CommitLease(nullptr, &named, &lease).error_code(), grpc::StatusCode::ABORTED);
   EXPECT_EQ(service_->ReleaseLease(nullptr, &named, &lease).error_code(),
             grpc::StatusCode::ABORTED);
+  EXPECT_EQ(Revoke("lease", 1, &lease).error_code(), grpc::StatusCode::ABORTED);
   EXPECT_EQ(service_->StartWorker(nullptr, &worker, &start).error_code(),
             grpc::StatusCode::ABORTED);
   v1::StopWorkerRequest stop;
@@ -405,6 +232,71 @@ TEST_F(AgentTest, ARestartedAgentHasTheSameLeasesAndWorkers) {
   EXPECT_TRUE(service_->PrepareLease(nullptr, &wanted, &lease).ok());
   ASSERT_EQ(node_->supervisor()->Workers().size(), 1u);
   EXPECT_TRUE(node_->supervisor()->Workers()[0].adopted);
+}
+
+TEST_F(AgentTest, AWorkersLastCountersStayUntilItsEndIsAcknowledged) {
+  const auto request = Script("until [ -e " + directory_ + "/go ]; do sleep 0.01; done");
+  v1::StartWorkerResponse started;
+  ASSERT_TRUE(service_->StartWorker(nullptr, &request, &started).ok());
+  UniqueFd page(memfd_create("counters", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(page.get(), kCountersPageBytes), 0);
+  auto* const counters = static_cast<CountersPage*>(
+      mmap(nullptr, kCountersPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page.get(), 0));
+  ASSERT_NE(counters, MAP_FAILED);
+  counters->magic = kCountersMagic;
+  counters->version = kCountersVersion;
+  auto client = Borrower("job-1-0", page.get());
+  counters->steps = 3;
+  counters->activation_bytes = 100;
+  EXPECT_TRUE(Eventually([&] { return node_->counters().Of("job-1-0").steps == 3; }));
+  counters->steps = 7;
+  counters->activation_peak_bytes = 200;
+  FakeMembership membership;
+  int port = 0;
+  const auto server = Serve(&membership, &port);
+  Link(port);
+  const auto told = [&](v1::WorkerState state) {
+    return Eventually([&] {
+      return membership.Reported([&](const v1::ReportRequest& report) {
+        return report.workers_size() == 1 && report.workers(0).state() == state &&
+               report.workers(0).steps() == 7 && report.workers(0).activation_bytes() == 100 &&
+               report.workers(0).activation_peak_bytes() == 200;
+      });
+    });
+  };
+  EXPECT_TRUE(told(v1::WORKER_STATE_RUNNING)) << "live, while it runs";
+  std::ofstream(directory_ + "/go") << "go";
+  EXPECT_TRUE(told(v1::WORKER_STATE_EXITED)) << "the last ones, with its end";
+  EXPECT_TRUE(Eventually([&] { return node_->counters().Of("job-1-0").steps == 0; }))
+      << "nothing is kept of what the coordinator knows";
+  munmap(counters, kCountersPageBytes);
+  server->Shutdown();
+}
+
+TEST(EpochFence, OutlivesItsAgentAndSaysHowToStartOver) {
+  char name[] = "/tmp/hffence.XXXXXX";
+  const std::string path = std::string(mkdtemp(name)) + "/epoch";
+  {
+    EpochFence fence;
+    ASSERT_TRUE(fence.Open(path).ok());
+    EXPECT_TRUE(fence.Pass(7).ok());
+  }
+  EpochFence fence;
+  ASSERT_TRUE(fence.Open(path).ok());
+  EXPECT_EQ(fence.newest(), 7);
+  const absl::Status refused = fence.Pass(6);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("delete " + path));
+  EXPECT_TRUE(fence.Pass(7).ok());
+  std::ofstream(path) << "many";
+  EXPECT_EQ(EpochFence().Open(path).code(), absl::StatusCode::kDataLoss);
+  unlink(path.c_str());
+  EXPECT_EQ(fence.Pass(6).code(), absl::StatusCode::kAborted) << "not while it runs";
+  EpochFence fresh;
+  EXPECT_TRUE(fresh.Open(path).ok());
+  EXPECT_TRUE(fresh.Pass(1).ok());
+  unlink(path.c_str());
+  rmdir(name);
 }
 
 TEST_F(AgentTest, TwoAgentsNeverShareARunDirectory) {

@@ -202,7 +202,7 @@ void CoordinatorLink::AcknowledgeEnds(const Request& request,
   for (const v1::WorkerReport& worker : request.workers()) {
     if (worker.state() == v1::WORKER_STATE_EXITED) ended.push_back(worker.worker_id());
   }
-  node_->supervisor()->Acknowledge(ended);
+  node_->Acknowledge(ended);
 }
 
 template <typename Response>
@@ -212,6 +212,8 @@ void CoordinatorLink::Obey(const Response& response) {
       LOG(INFO) << "lease " << lease_id << " released: the coordinator no longer wants it";
     }
   }
+  node_->supervisor()->KeepJobs(
+      {response.unfinished_jobs().begin(), response.unfinished_jobs().end()});
   for (const std::string& worker_id : response.stop_workers()) {
     if (node_->supervisor()->Stop(worker_id, kUnwantedGrace).ok()) {
       LOG(INFO) << "worker " << worker_id << " stopped: the coordinator no longer wants it";

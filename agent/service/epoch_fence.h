@@ -2,7 +2,6 @@
 #ifndef HYPERFRAMES_AGENT_SERVICE_EPOCH_FENCE_H_
 #define HYPERFRAMES_AGENT_SERVICE_EPOCH_FENCE_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -14,25 +13,22 @@ namespace hyperframes {
 // Thread-safe.
 class EpochFence {
  public:
+  // Remembers in memory alone until Open.
+  EpochFence() = default;
+
+  // Goes on from the epoch in the file `path`, if there is one, and keeps it there from now on: a
+  // restart of the agent must not let an old coordinator in. DataLoss: the file is unreadable.
+  // Unavailable: the file system refuses. Both name the path and the remedy.
+  absl::Status Open(const std::string& path) HF_EXCLUDES(mutex_);
+
   // Remembers `epoch` when it is the newest seen. Aborted: it is older than that; the caller must
-  // change nothing.
-  absl::Status Pass(int64_t epoch) HF_EXCLUDES(mutex_) {
-    MutexLock lock(&mutex_);
-    if (epoch < newest_) {
-      return absl::AbortedError("coordinator epoch " + std::to_string(epoch) +
-                                " is over: this agent has seen " + std::to_string(newest_) +
-                                ", so another coordinator leads now");
-    }
-    newest_ = epoch;
-    return absl::OkStatus();
-  }
-  int64_t newest() const HF_EXCLUDES(mutex_) {
-    MutexLock lock(&mutex_);
-    return newest_;
-  }
+  // change nothing. Unavailable: it is newer and cannot be written down; ask again.
+  absl::Status Pass(int64_t epoch) HF_EXCLUDES(mutex_);
+  int64_t newest() const HF_EXCLUDES(mutex_);
 
  private:
   mutable Mutex mutex_;
+  std::string path_ HF_GUARDED_BY(mutex_);
   int64_t newest_ HF_GUARDED_BY(mutex_) = 0;
 };
 

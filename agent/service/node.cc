@@ -1,15 +1,20 @@
 #include "agent/service/node.h"
 
 #include <glog/logging.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "agent/service/worker_environment.h"
+#include "agent/supervisor/shim.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {
 namespace {
+
+// Between SIGTERM and SIGKILL for a worker that kept a revoked lease: its time is over already.
+constexpr absl::Duration kOverdueGrace = absl::Seconds(1);
 
 const char* StateLabel(WorkerState state) {
   switch (state) {
@@ -57,9 +62,12 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options) {
   server.socket_path = o.run_directory + "/agent.sock";
   HF_ASSIGN_OR_RETURN(auto listener, ListeningSocket::Open(server.socket_path));
   node->leases_->Restore(node->records_->Load());
+  node->ports_.Restore(o.run_directory + "/ports");
   SupervisorOptions supervisor;
   supervisor.run_directory = o.run_directory;
   supervisor.shim_path = o.shim_path;
+  supervisor.most_ended_kept = o.most_ended_kept;
+  supervisor.ended_kept_for = o.ended_kept_for;
   HF_ASSIGN_OR_RETURN(node->supervisor_,
                       Supervisor::Create(supervisor, [raw = node.get()](const WorkerInfo& info) {
                         raw->WorkerEnded(info);
@@ -77,6 +85,11 @@ absl::StatusOr<WorkerInfo> Node::StartWorker(const WorkerSpec& spec) {
     ++restarts_;
   }
   return info;
+}
+
+void Node::Acknowledge(const std::vector<std::string>& worker_ids) {
+  supervisor_->Acknowledge(worker_ids);
+  for (const std::string& worker_id : worker_ids) counters_.Forget(worker_id);
 }
 
 void Node::WorkerEnded(const WorkerInfo& info) {
@@ -106,6 +119,35 @@ void Node::WorkerConnected(const std::string& worker_id, const ProcessIdentity& 
 void Node::WorkerDisconnected(const std::string& worker_id, const ProcessIdentity& process) {
   // Its counters stay until the worker has ended: it may connect again with the same page.
   VLOG(1) << "process " << process.pid << " of worker '" << worker_id << "' disconnected";
+}
+
+absl::StatusOr<LeaseRecord> Node::RevokeLease(const std::string& lease_id, absl::Duration grace) {
+  HF_ASSIGN_OR_RETURN(LeaseRecord lease, leases_->Revoke(lease_id, grace));
+  // A holder that is not connected now is asked when it is again.
+  if (lease.state == LeaseState::kRevoking) server_->SendRevocation(lease_id);
+  return lease;
+}
+
+void Node::LeaseOverdue(const LeaseRecord& lease) {
+  for (const WorkerInfo& info : supervisor_->Workers()) {
+    if (info.spec.job_id != lease.job_id || info.spec.rank != lease.rank ||
+        info.status.state == WorkerState::kExited) {
+      continue;
+    }
+    if (info.status.state != WorkerState::kStopping) {
+      LOG(WARNING) << "worker " << info.spec.worker_id << " is ended: it has not returned lease "
+                   << lease.lease_id << ", which was revoked";
+    }
+    supervisor_
+        ->Stop(info.spec.worker_id, kOverdueGrace, "revoked_lease_not_returned: " + lease.lease_id)
+        .IgnoreError();
+    return;
+  }
+  // Another agent's worker: its own agent tells of the signal.
+  if (SignalProcess(lease.holder, SIGKILL)) {
+    LOG(WARNING) << "process " << lease.holder.pid << " is killed: it has not returned lease "
+                 << lease.lease_id << ", which was revoked";
+  }
 }
 
 std::vector<DeviceSample> Node::Devices() const {

@@ -28,6 +28,9 @@ struct NodeOptions {
   std::string shim_path;
   HostMachineOptions machine;
   Bytes reserve_bytes = 0;  // Of each GPU; never lent.
+  // See SupervisorOptions.
+  size_t most_ended_kept = SupervisorOptions().most_ended_kept;
+  absl::Duration ended_kept_for = SupervisorOptions().ended_kept_for;
 };
 
 // Thread-safe. Destroying it ends no worker and no lease: the next agent adopts them.
@@ -45,9 +48,13 @@ class Node final : public DescriptorServerObserver {
   Supervisor* supervisor() { return supervisor_.get(); }
   PortHolder* ports() { return &ports_; }
   const WorkerCounters& counters() const { return counters_; }
+  // As Supervisor::Acknowledge, and lets go of their counters.
+  void Acknowledge(const std::vector<std::string>& worker_ids);
 
   // As Supervisor::Start, and counts restarts.
   absl::StatusOr<WorkerInfo> StartWorker(const WorkerSpec& spec) HF_EXCLUDES(mutex_);
+  // As LeaseTable::Revoke, and asks the holder.
+  absl::StatusOr<LeaseRecord> RevokeLease(const std::string& lease_id, absl::Duration grace);
   // Gives back what nobody needs any more, and follows water levels. Call about every second.
   void Housekeep() HF_EXCLUDES(mutex_);
   // For the exporter; what concerns the coordinator is left for the caller.
@@ -56,6 +63,7 @@ class Node final : public DescriptorServerObserver {
   void WorkerConnected(const std::string& worker_id, const ProcessIdentity& process,
                        UniqueFd counters) override;
   void WorkerDisconnected(const std::string& worker_id, const ProcessIdentity& process) override;
+  void LeaseOverdue(const LeaseRecord& lease) override;
 
  private:
   explicit Node(NodeOptions options);

@@ -72,8 +72,9 @@ absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
   result["LOCAL_RANK"] = std::to_string(request.local_rank());
   result["WORLD_SIZE"] = std::to_string(request.world_size());
   result["LOCAL_WORLD_SIZE"] = std::to_string(local_world);
-  result["GROUP_RANK"] =
-      std::to_string(std::max(0, request.rank() - request.local_rank()) / local_world);
+  // Without the coordinator's word: right where every node has equally many ranks.
+  const int guessed = std::max(0, request.rank() - request.local_rank()) / local_world;
+  result["GROUP_RANK"] = std::to_string(request.has_group_rank() ? request.group_rank() : guessed);
   result["MASTER_ADDR"] = request.master_address();
   result["MASTER_PORT"] = std::to_string(request.master_port());
   result["TORCHELASTIC_RESTART_COUNT"] = std::to_string(AttemptOf(request.worker_id()));

@@ -23,6 +23,7 @@ namespace hyperframes {
 namespace {
 
 constexpr int64_t kMostLogBytes = kMiB;
+constexpr size_t kMostReason = 256;
 constexpr absl::Duration kLongestGrace = absl::Hours(1);
 
 // The id becomes the name of a directory.
@@ -51,7 +52,8 @@ absl::Time EndedAt(const std::string& directory) {
 
 // The spec goes first: a directory without one is on its way out, and adoption finishes that.
 void RemoveWorkerDirectory(const std::string& directory) {
-  for (const char* name : {kSpecFile, kStatusFile, kLogFile, kLockFile, kToldFile, "shim.log"}) {
+  for (const char* name :
+       {kSpecFile, kStatusFile, kLogFile, kLockFile, kReasonFile, kToldFile, "shim.log"}) {
     unlink((directory + "/" + name).c_str());
     unlink((directory + "/." + name + ".tmp").c_str());  // Of a writer that was killed.
   }
@@ -225,7 +227,8 @@ absl::StatusOr<pid_t> Supervisor::SpawnShim(const std::string& directory) const 
   return absl::UnavailableError("cannot start " + program + ": " + strerror(error));
 }
 
-absl::StatusOr<WorkerInfo> Supervisor::Stop(const std::string& worker_id, absl::Duration grace) {
+absl::StatusOr<WorkerInfo> Supervisor::Stop(const std::string& worker_id, absl::Duration grace,
+                                            const std::string& reason) {
   MutexLock lock(&mutex_);
   const auto found = workers_.find(worker_id);
   if (found == workers_.end()) {
@@ -233,6 +236,11 @@ absl::StatusOr<WorkerInfo> Supervisor::Stop(const std::string& worker_id, absl::
   }
   Worker& worker = found->second;
   if (worker.info.status.state == WorkerState::kExited) return InfoOf(worker);
+  const std::string reason_file = DirectoryOf(worker_id) + "/" + kReasonFile;
+  if (!reason.empty() && access(reason_file.c_str(), F_OK) != 0) {
+    // Before the signal: the end may be told by another agent than this one.
+    WriteRecordFile(reason_file, reason.substr(0, kMostReason), /*durable=*/false).IgnoreError();
+  }
   worker.asked_to_stop = true;
   worker.stop_grace = std::clamp(grace, absl::ZeroDuration(), kLongestGrace);
   SendStop(&worker);
@@ -339,6 +347,8 @@ std::vector<WorkerInfo> Supervisor::Poll() {
     }
     ended.push_back(InfoOf(worker));
     ended.back().status = status;
+    const auto reason = ReadRecordFile(DirectoryOf(worker_id) + "/" + kReasonFile);
+    if (reason.ok()) ended.back().status.message = *reason;
   }
   return ended;
 }

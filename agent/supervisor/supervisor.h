@@ -61,9 +61,10 @@ class Supervisor {
   // Idempotent by worker id: a second call starts nothing. InvalidArgument: unreadable id, no
   // command. ResourceExhausted: too many workers. Unavailable: the shim cannot be started.
   absl::StatusOr<WorkerInfo> Start(const WorkerSpec& spec) HF_EXCLUDES(mutex_);
-  // SIGTERM to its whole tree, SIGKILL after `grace`. Returns at once; idempotent. NotFound.
-  absl::StatusOr<WorkerInfo> Stop(const std::string& worker_id, absl::Duration grace)
-      HF_EXCLUDES(mutex_);
+  // SIGTERM to its whole tree, SIGKILL after `grace`. Returns at once; idempotent. A `reason` that
+  // is not empty becomes the message of its end; the first one counts. NotFound.
+  absl::StatusOr<WorkerInfo> Stop(const std::string& worker_id, absl::Duration grace,
+                                  const std::string& reason = "") HF_EXCLUDES(mutex_);
   // All that run, and those that ended and were not acknowledged.
   std::vector<WorkerInfo> Workers() const HF_EXCLUDES(mutex_);
   // The coordinator knows that these have ended.

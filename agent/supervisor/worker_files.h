@@ -5,6 +5,7 @@
 //   status.json  by the shim, replaced whole at every change: what became of it
 //   log          by the shim: what the worker and its children printed, bounded
 //   lock         held by the shim for as long as it lives
+//   reason       by the agent: why it ends the worker, if it is not the coordinator's wish
 //   told         by the agent: the coordinator knows of the end
 #ifndef HYPERFRAMES_AGENT_SUPERVISOR_WORKER_FILES_H_
 #define HYPERFRAMES_AGENT_SUPERVISOR_WORKER_FILES_H_
@@ -51,6 +52,7 @@ constexpr char kSpecFile[] = "spec.json";
 constexpr char kStatusFile[] = "status.json";
 constexpr char kLogFile[] = "log";
 constexpr char kLockFile[] = "lock";
+constexpr char kReasonFile[] = "reason";
 constexpr char kToldFile[] = "told";
 
 // Durable: a worker started once must not start again after a power cut. Statuses as

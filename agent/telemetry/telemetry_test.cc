@@ -79,6 +79,9 @@ TEST(WorkerCounters, KeepsTotalsAndDropsGaugesOfAnEndedWorker) {
   first->steps = 5;
   counters.Detach("job-0-0");
   counters.Detach("job-0-0");
+  EXPECT_EQ(counters.Of("job-0-0").steps, 5) << "until its end has been reported";
+  counters.Forget("job-0-0");
+  EXPECT_EQ(counters.Of("job-0-0").steps, 0);
   EXPECT_EQ(counters.ByGpu()["SIM-a-0"].steps, 9);
   EXPECT_EQ(counters.ByGpu()["SIM-a-0"].activation_bytes, 50);
 }

@@ -25,6 +25,8 @@ void WorkerCounters::Detach(const std::string& worker_id) {
   const auto found = pages_.find(worker_id);
   if (found == pages_.end()) return;
   CountersReading totals = Read(found->second);
+  if (last_of_ended_.size() >= most_pages_) last_of_ended_.erase(last_of_ended_.begin());
+  last_of_ended_[worker_id] = totals;
   totals.DropGauges();
   ended_[found->second.gpu].Add(totals);
   pages_.erase(found);
@@ -46,7 +48,14 @@ std::map<std::string, CountersReading> WorkerCounters::ByGpu() const {
 CountersReading WorkerCounters::Of(const std::string& worker_id) const {
   MutexLock lock(&mutex_);
   const auto found = pages_.find(worker_id);
-  return found == pages_.end() ? CountersReading() : Read(found->second);
+  if (found != pages_.end()) return Read(found->second);
+  const auto ended = last_of_ended_.find(worker_id);
+  return ended == last_of_ended_.end() ? CountersReading() : ended->second;
+}
+
+void WorkerCounters::Forget(const std::string& worker_id) {
+  MutexLock lock(&mutex_);
+  last_of_ended_.erase(worker_id);
 }
 
 }  // namespace hyperframes

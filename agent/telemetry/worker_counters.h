@@ -22,13 +22,16 @@ class WorkerCounters {
   // ReadCounters; ResourceExhausted: too many pages.
   absl::Status Attach(const std::string& worker_id, const std::string& gpu, UniqueFd page)
       HF_EXCLUDES(mutex_);
-  // Folds its totals into its GPU's. Unknown workers are ignored.
+  // Its worker has ended. Folds its totals into its GPU's. Unknown workers are ignored.
   void Detach(const std::string& worker_id) HF_EXCLUDES(mutex_);
 
   // By GPU uuid: what lives, and what was.
   std::map<std::string, CountersReading> ByGpu() const HF_EXCLUDES(mutex_);
-  // Zeros when it has shared none.
+  // What it shows now; after its end the last that it showed, until Forget. Zeros when it has
+  // shared none.
   CountersReading Of(const std::string& worker_id) const HF_EXCLUDES(mutex_);
+  // The end has been reported.
+  void Forget(const std::string& worker_id) HF_EXCLUDES(mutex_);
 
  private:
   struct Page {
@@ -42,7 +45,8 @@ class WorkerCounters {
   const size_t most_pages_;
   mutable Mutex mutex_;
   std::map<std::string, Page> pages_ HF_GUARDED_BY(mutex_);
-  std::map<std::string, CountersReading> ended_ HF_GUARDED_BY(mutex_);
+  std::map<std::string, CountersReading> ended_ HF_GUARDED_BY(mutex_);  // By GPU.
+  std::map<std::string, CountersReading> last_of_ended_ HF_GUARDED_BY(mutex_);
 };
 
 }  // namespace hyperframes

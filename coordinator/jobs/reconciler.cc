@@ -201,6 +201,23 @@ void Reconciler::Begin(const JobBook::Record& job) {
   if (started.ok()) StartWorkers(*started);
 }
 
+namespace {
+
+// Nodes of a job are numbered in the order in which its ranks name them: they need not have equally
+// many ranks, so no division tells the number.
+int GroupRank(const v1::JobRecord& job, const std::string& node) {
+  std::vector<std::string> nodes;
+  for (const v1::JobWorkerRecord& worker : job.workers()) {
+    if (worker.node() == node) break;
+    if (std::find(nodes.begin(), nodes.end(), worker.node()) == nodes.end()) {
+      nodes.push_back(worker.node());
+    }
+  }
+  return static_cast<int>(nodes.size());
+}
+
+}  // namespace
+
 v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
                                                 const v1::JobWorkerRecord& worker) const {
   v1::StartWorkerRequest request;
@@ -211,6 +228,7 @@ v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
   request.set_world_size(job.workers_size());
   request.set_local_rank(worker.local_rank());
   request.set_local_world_size(worker.local_world_size());
+  request.set_group_rank(GroupRank(job, worker.node()));
   request.set_gpu(worker.gpu());
   request.set_master_address(job.master_address());
   request.set_master_port(job.master_port());

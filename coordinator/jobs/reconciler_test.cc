@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -113,6 +115,48 @@ TEST_F(JobLife, TwoJobsOnOneHostGetTwoPorts) {
   EXPECT_EQ(Job(first)->workers(0).node(), Job(second)->workers(0).node());
   EXPECT_NE(Job(first)->master_port(), Job(second)->master_port());
   EXPECT_NE(Job(first)->master_port(), 0);
+}
+
+TEST_F(JobLife, NumbersTheNodesOfAnUnevenJobWithoutAGap) {
+  ASSERT_TRUE(book_->Submit(Spec(3, v1::JobSpec::PLACEMENT_PACK), "").ok());
+  Pass();
+  std::map<std::string, std::set<int>> by_node;
+  for (const char* node : {"a", "b"}) {
+    for (const auto& start : agents_.At(node).starts) {
+      ASSERT_TRUE(start.second.has_group_rank());
+      by_node[node].insert(start.second.group_rank());
+    }
+  }
+  EXPECT_EQ(by_node["a"], std::set<int>({0})) << "two ranks";
+  EXPECT_EQ(by_node["b"], std::set<int>({1})) << "one rank, which is the job's third";
+}
+
+TEST_F(JobLife, KeepsTheLastCountersOfAWorkerThatHasEnded) {
+  const std::string id = Submit(1);
+  Pass();
+  std::vector<v1::WorkerReport> workers = agents_.Workers("a");
+  ASSERT_EQ(workers.size(), 1u);
+  workers[0].set_steps(3);
+  ASSERT_TRUE(reports_->Apply("a", workers).ok());
+  workers[0].set_state(v1::WORKER_STATE_EXITED);
+  workers[0].set_steps(7);
+  workers[0].set_activation_peak_bytes(100);
+  ASSERT_TRUE(reports_->Apply("a", workers).ok());
+  Pass();
+  EXPECT_EQ(Job(id)->workers(0).report().steps(), 7);
+  EXPECT_EQ(Job(id)->workers(0).report().activation_peak_bytes(), 100);
+}
+
+TEST_F(JobLife, TellsANodeWhichOfItsJobsAreUnfinished) {
+  const std::string id = Submit(1);
+  EXPECT_TRUE(reports_->UnfinishedJobs("a").empty()) << "queued";
+  Pass();
+  EXPECT_EQ(reports_->UnfinishedJobs("a"), std::vector<std::string>({id}));
+  EXPECT_TRUE(reports_->UnfinishedJobs("b").empty());
+  agents_.Exit("a", id + "-1-0", 0);
+  Report("a");
+  Pass();
+  EXPECT_TRUE(reports_->UnfinishedJobs("a").empty());
 }
 
 TEST_F(JobLife, FailsWithTheRankTheNodeAndTheExitCode) {

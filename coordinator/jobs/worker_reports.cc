@@ -1,5 +1,6 @@
 #include "coordinator/jobs/worker_reports.h"
 
+#include <algorithm>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -29,10 +30,12 @@ void MergeReport(const v1::WorkerReport& report, v1::JobWorkerRecord* worker) {
     return;
   }
   *known = report;
-  known->clear_activation_bytes();
-  known->clear_activation_peak_bytes();
-  known->clear_steps();
   known->clear_age_s();
+  if (report.state() != v1::WORKER_STATE_EXITED) {
+    known->clear_activation_bytes();
+    known->clear_activation_peak_bytes();
+    known->clear_steps();
+  }
   if (known->message().size() > 512) known->mutable_message()->resize(512);
   if (report.state() == v1::WORKER_STATE_EXITED) worker->set_released(true);
 }
@@ -72,6 +75,18 @@ absl::StatusOr<std::vector<std::string>> WorkerReports::ApplyList(
   }
   HF_RETURN_IF_ERROR(MarkMissing(node, reported));
   return unwanted;
+}
+
+std::vector<std::string> WorkerReports::UnfinishedJobs(const std::string& node) const {
+  std::vector<std::string> ids;
+  for (const JobBook::Record& job : book_->Active()) {
+    if (!IsFinalJobState(job->state()) &&
+        std::any_of(job->workers().begin(), job->workers().end(),
+                    [&](const v1::JobWorkerRecord& worker) { return worker.node() == node; })) {
+      ids.push_back(job->id());
+    }
+  }
+  return ids;
 }
 
 absl::Status WorkerReports::MarkMissing(const std::string& node,

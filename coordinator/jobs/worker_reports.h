@@ -27,6 +27,9 @@ class WorkerReports {
     return ApplyList(node, {workers.begin(), workers.end()});
   }
 
+  // Unfinished jobs with a worker on `node`. Thread-safe.
+  std::vector<std::string> UnfinishedJobs(const std::string& node) const;
+
  private:
   absl::StatusOr<std::vector<std::string>> ApplyList(const std::string& node,
                                                      const std::vector<v1::WorkerReport>& workers);
@@ -38,7 +41,8 @@ class WorkerReports {
 };
 
 // Writes `report` into the worker's record where it tells something new; counters and ages, which
-// change with every report, do not. A worker never comes back from EXITED.
+// change with every report, do not, but the last counters stay with the end. A worker never comes
+// back from EXITED.
 void MergeReport(const v1::WorkerReport& report, v1::JobWorkerRecord* worker);
 
 }  // namespace hyperframes

@@ -38,6 +38,9 @@ absl::Status MembershipService::DoRegister(const v1::RegisterRequest& request,
   response->set_suspected_after_s(absl::ToDoubleSeconds(parts_.suspected_after));
   response->set_offline_after_s(absl::ToDoubleSeconds(parts_.offline_after));
   for (const std::string& id : stop) response->add_stop_workers(id);
+  for (const std::string& id : parts_.workers->UnfinishedJobs(request.node())) {
+    response->add_unfinished_jobs(id);
+  }
   for (const std::string& id : release) response->add_release_leases(id);
   parts_.wake();
   return absl::OkStatus();
@@ -60,6 +63,9 @@ absl::Status MembershipService::DoReport(const v1::ReportRequest& request,
                       parts_.leases->ApplyReports(
                           request.node(), {request.leases().begin(), request.leases().end()}));
   for (const std::string& id : stop) response->add_stop_workers(id);
+  for (const std::string& id : parts_.workers->UnfinishedJobs(request.node())) {
+    response->add_unfinished_jobs(id);
+  }
   for (const std::string& id : release) response->add_release_leases(id);
   parts_.wake();
   return absl::OkStatus();
