@@ -67,7 +67,7 @@ class FakeCoordinator::JobsService final : public v1::Jobs::Service {
       auto found = fake_->jobs_.find(request->id());
       if (found != fake_->jobs_.end() && found->second.size() > 1) found->second.pop_front();
     }
-    const grpc::Status status = Answer("WatchJob", request->id(), response);
+    grpc::Status status = Answer("WatchJob", request->id(), response);
     // Nothing new: as long as the real one would.
     while (status.ok() && response->version() == request->after_version() &&
            std::chrono::steady_clock::now() < give_up && !context->IsCancelled()) {

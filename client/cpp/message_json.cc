@@ -11,7 +11,7 @@ absl::Status ParseMessage(const std::string& json, const std::string& what,
                           google::protobuf::Message* message) {
   message->Clear();
   if (json.empty()) return absl::OkStatus();
-  const absl::Status status = FromJson(json, message);
+  absl::Status status = FromJson(json, message);
   if (status.ok()) return status;
   // Parsers point at a place with a line of their own; an error of ours is one line.
   std::string reason(status.message());

@@ -50,7 +50,7 @@ int FakeAgents::calls(const std::string& method) {
 absl::StatusOr<v1::WorkerReport> FakeAgents::StartWorker(const std::string& address,
                                                          const v1::StartWorkerRequest& request) {
   MutexLock lock(&mutex_);
-  const absl::Status scripted = Next("StartWorker");
+  absl::Status scripted = Next("StartWorker");
   if (!scripted.ok()) return scripted;
   Agent& agent = agents_[address];
   agent.seen_epoch = request.epoch();
@@ -69,7 +69,7 @@ absl::StatusOr<v1::WorkerReport> FakeAgents::StartWorker(const std::string& addr
 absl::StatusOr<v1::WorkerReport> FakeAgents::StopWorker(const std::string& address,
                                                         const v1::StopWorkerRequest& request) {
   MutexLock lock(&mutex_);
-  const absl::Status scripted = Next("StopWorker");
+  absl::Status scripted = Next("StopWorker");
   if (!scripted.ok()) return scripted;
   const auto found = agents_[address].workers.find(request.worker_id());
   if (found == agents_[address].workers.end()) return absl::NotFoundError("no such worker");
@@ -83,7 +83,7 @@ absl::StatusOr<v1::WorkerReport> FakeAgents::StopWorker(const std::string& addre
 absl::StatusOr<v1::ReservePortResponse> FakeAgents::ReservePort(
     const std::string& address, const v1::ReservePortRequest& request) {
   MutexLock lock(&mutex_);
-  const absl::Status scripted = Next("ReservePort");
+  absl::Status scripted = Next("ReservePort");
   if (!scripted.ok()) return scripted;
   int& port = agents_[address].ports[request.job_id()];
   if (port == 0) port = ++last_port_;
@@ -96,7 +96,7 @@ absl::StatusOr<v1::ReservePortResponse> FakeAgents::ReservePort(
 absl::StatusOr<v1::LeaseReport> FakeAgents::PrepareLease(const std::string& address,
                                                          const v1::PrepareLeaseRequest& request) {
   MutexLock lock(&mutex_);
-  const absl::Status scripted = Next("PrepareLease");
+  absl::Status scripted = Next("PrepareLease");
   if (!scripted.ok()) return scripted;
   v1::LeaseReport& lease = agents_[address].leases[request.lease_id()];
   lease.set_lease_id(request.lease_id());
@@ -112,7 +112,7 @@ absl::StatusOr<v1::LeaseReport> FakeAgents::PrepareLease(const std::string& addr
 absl::StatusOr<v1::LeaseReport> FakeAgents::CommitLease(const std::string& address,
                                                         const v1::LeaseRequest& request) {
   MutexLock lock(&mutex_);
-  const absl::Status scripted = Next("CommitLease");
+  absl::Status scripted = Next("CommitLease");
   if (!scripted.ok()) return scripted;
   const auto found = agents_[address].leases.find(request.lease_id());
   if (found == agents_[address].leases.end()) return absl::NotFoundError("no such lease");
@@ -123,7 +123,7 @@ absl::StatusOr<v1::LeaseReport> FakeAgents::CommitLease(const std::string& addre
 absl::StatusOr<v1::LeaseReport> FakeAgents::ReleaseLease(const std::string& address,
                                                          const v1::LeaseRequest& request) {
   MutexLock lock(&mutex_);
-  const absl::Status scripted = Next("ReleaseLease");
+  absl::Status scripted = Next("ReleaseLease");
   if (!scripted.ok()) return scripted;
   agents_[address].leases.erase(request.lease_id());
   v1::LeaseReport report;
@@ -136,7 +136,7 @@ absl::StatusOr<v1::LeaseReport> FakeAgents::ReleaseLease(const std::string& addr
 absl::StatusOr<v1::ReadLogResponse> FakeAgents::ReadWorkerLog(
     const std::string& address, const v1::ReadWorkerLogRequest& request) {
   MutexLock lock(&mutex_);
-  const absl::Status scripted = Next("ReadWorkerLog");
+  absl::Status scripted = Next("ReadWorkerLog");
   if (!scripted.ok()) return scripted;
   v1::ReadLogResponse response;
   response.set_data(address + " " + request.worker_id());
@@ -147,7 +147,7 @@ absl::Status FakeAgents::Next(const std::string& method) {
   ++calls_[method];
   std::deque<absl::Status>& script = script_[method];
   if (script.empty()) return absl::OkStatus();
-  const absl::Status status = script.front();
+  absl::Status status = script.front();
   script.pop_front();
   return status;
 }

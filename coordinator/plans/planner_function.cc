@@ -8,7 +8,8 @@
 namespace hyperframes {
 
 PlanFunction PlanWith(std::shared_ptr<const Planner> planner) {
-  return [planner](const v1::PlanProblem& message) -> absl::StatusOr<v1::FramePlan> {
+  return [planner =
+              std::move(planner)](const v1::PlanProblem& message) -> absl::StatusOr<v1::FramePlan> {
     HF_ASSIGN_OR_RETURN(const PlanProblem problem, FromProto(message));
     HF_ASSIGN_OR_RETURN(const FramePlan plan, planner->Plan(problem));
     return ToProto(plan, /*epoch=*/0);

@@ -169,8 +169,8 @@ grpc::Status PlansService::CreatePlan(grpc::ServerContext*, const v1::CreatePlan
 
 grpc::Status PlansService::GetPlan(grpc::ServerContext*, const v1::GetPlanRequest* request,
                                    v1::FramePlan* response) {
-  absl::StatusOr<v1::FramePlan> plan = parts_.plans->GetPlan(request->job_id());
-  if (plan.ok()) *response = *std::move(plan);
+  const absl::StatusOr<v1::FramePlan> plan = parts_.plans->GetPlan(request->job_id());
+  if (plan.ok()) *response = *plan;
   return parts_.metrics->Rpc("GetPlan", ToGrpc(plan.status()));
 }
 

@@ -103,7 +103,7 @@ absl::Status SqliteStore::Prepare() {
   // In WAL mode, NORMAL would lose the last commits on a power cut.
   HF_RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
   HF_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
-  const absl::Status made = Execute(
+  absl::Status made = Execute(
       absl::StrCat("CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value BLOB NOT NULL,"
                    " mod_revision INTEGER NOT NULL) WITHOUT ROWID;"
                    "CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY CHECK (id = 1),"

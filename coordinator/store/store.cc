@@ -3,6 +3,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 
 namespace hyperframes {
 namespace {
@@ -29,12 +30,10 @@ absl::Status CheckTransaction(const Transaction& transaction) {
   }
   std::set<std::string> written;
   for (const auto& compare : transaction.compares) {
-    const absl::Status status = CheckKey(compare.key);
-    if (!status.ok()) return status;
+    HF_RETURN_IF_ERROR(CheckKey(compare.key));
   }
   for (const auto& put : transaction.puts) {
-    const absl::Status status = CheckKey(put.key);
-    if (!status.ok()) return status;
+    HF_RETURN_IF_ERROR(CheckKey(put.key));
     if (static_cast<Bytes>(put.value.size()) > kStoreMaxValueBytes) {
       return absl::InvalidArgumentError(absl::StrCat("value of '", put.key, "' has ",
                                                      put.value.size(), " bytes; at most ",
@@ -45,8 +44,7 @@ absl::Status CheckTransaction(const Transaction& transaction) {
     }
   }
   for (const auto& key : transaction.deletes) {
-    const absl::Status status = CheckKey(key);
-    if (!status.ok()) return status;
+    HF_RETURN_IF_ERROR(CheckKey(key));
     if (!written.insert(key).second) {
       return absl::InvalidArgumentError(absl::StrCat("'", key, "' is written twice"));
     }

@@ -120,7 +120,7 @@ template <typename Request, typename Response, typename Async>
 void StartOne(Async* async,
               void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
                                     std::function<void(grpc::Status)>),
-              Request request, std::function<void(bool)> done) {
+              Request request, const std::function<void(bool)>& done) {
   auto call = std::make_shared<CallUnderWay<Request, Response>>();
   call->context.set_deadline(absl::ToChronoTime(absl::Now() + kCallDeadline));
   call->request = std::move(request);
@@ -153,19 +153,20 @@ absl::StatusOr<Measured> Measure(const Options& options) {
   HF_ASSIGN_OR_RETURN(const auto channel, CreateClientChannel(process->address(), /*ca_file=*/""));
   const auto jobs = v1::Jobs::NewStub(channel);
   const auto cluster = v1::Cluster::NewStub(channel);
-  const StartCall start = [&](int index, std::function<void(bool)> done) {
+  const StartCall start = [&](int index, const std::function<void(bool)>& done) {
     if (index % 2 == 0) {
       v1::GetJobRequest request;
       request.set_id(job);
-      StartOne<v1::GetJobRequest, v1::Job>(jobs->async(), &v1::Jobs::Stub::async_interface::GetJob,
-                                           std::move(request), std::move(done));
+      StartOne<v1::GetJobRequest, v1::Job, v1::Jobs::StubInterface::async_interface>(
+          jobs->async(), &v1::Jobs::Stub::async_interface::GetJob, std::move(request), done);
     } else {
       v1::ListNodesRequest request;
       request.mutable_version()->set_major(kProtocolMajor);
       request.mutable_version()->set_minor(kProtocolMinor);
-      StartOne<v1::ListNodesRequest, v1::ListNodesResponse>(
+      StartOne<v1::ListNodesRequest, v1::ListNodesResponse,
+               v1::Cluster::StubInterface::async_interface>(
           cluster->async(), &v1::Cluster::Stub::async_interface::ListNodes, std::move(request),
-          std::move(done));
+          done);
     }
   };
   const auto rate = static_cast<double>(options.rate);
