@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("HYPERFRAMES_CACHE", Path.home() / ".cache" / "hyperframes")) / "gates"
 PROTO_HEADERS = ROOT / "bazel-bin" / "proto" / "hyperframes" / "v1" / "_virtual_includes"
 ROOMS = ("agent", "client", "common", "coordinator")
-# Rooms whose correctness under threads and lifetimes everything else stands on.
-CORE = ("common", "coordinator/planner", "agent/device", "agent/arena", "agent/engine")
+CPP = (*ROOMS, "tests")
+# What a linter's rule about speed or about the width of an index is worth in a test: nothing.
+NOT_IN_TESTS = "--checks=-performance-*,-bugprone-narrowing-conversions"
 PYTHON = ("client/python", "examples", "deploy", "tests")
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 WARNINGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wthread-safety", "-Wthread-safety-beta")
@@ -101,28 +102,52 @@ def test_examples_and_test_tools_pass_mypy_strict() -> None:
 
 
 def test_cpp_is_formatted() -> None:
-    files = sources(ROOMS, ".cc", ".h")
+    files = sources(CPP, ".cc", ".h", ".c")
     assert not run("clang-format-14", "--dry-run", "-Werror", *files)
 
 
 def test_every_lock_passes_clang_thread_safety() -> None:
     flags = [*WARNINGS, *include_flags()]
     said = checked_once(
-        sources(ROOMS, ".cc"),
+        sources(CPP, ".cc"),
         "thread-safety " + " ".join(WARNINGS),
         lambda path: run("clang++-14", "-fsyntax-only", *flags, path),
     )
     assert not said, "\n".join(said[:10])
 
 
-def test_core_rooms_pass_clang_tidy() -> None:
+def clang_tidy(paths: list[Path], *options: str) -> None:
     flags = ["-std=c++17", *include_flags()]
     said = checked_once(
-        [path for path in sources(CORE, ".cc") if not path.name.endswith("_test.cc")],
-        "clang-tidy " + (ROOT / ".clang-tidy").read_text(),
-        lambda path: run("clang-tidy-14", "--quiet", path, "--", *flags),
+        paths,
+        " ".join(("clang-tidy", *options, (ROOT / ".clang-tidy").read_text())),
+        lambda path: run("clang-tidy-14", "--quiet", *options, path, "--", *flags),
     )
     assert not said, "\n".join(said[:10])
+
+
+def is_test(path: Path) -> bool:
+    return path.name.endswith("_test.cc")
+
+
+def test_every_source_passes_clang_tidy() -> None:
+    clang_tidy([path for path in sources(CPP, ".cc") if not is_test(path)])
+
+
+def test_every_cpp_test_passes_clang_tidy() -> None:
+    clang_tidy([path for path in sources(ROOMS, ".cc") if is_test(path)], NOT_IN_TESTS)
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    limits = {".cc": 500, ".py": 500, ".h": 150}
+    found = [p for room in (*CPP, *PYTHON) for s in limits for p in (ROOT / room).rglob(f"*{s}")]
+    lengths = {path: len(path.read_text().splitlines()) for path in sorted(set(found))}
+    wrong = [
+        f"{path.relative_to(ROOT)} has {length} lines of at most {limits[path.suffix]}: split it"
+        for path, length in lengths.items()
+        if length > limits[path.suffix]
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_rooms_include_only_downwards() -> None:
