@@ -97,7 +97,7 @@ def test_the_package_passes_mypy_strict() -> None:
 def test_examples_and_test_tools_pass_mypy_strict() -> None:
     assert not run(
         sys.executable, "-m", "mypy", "--strict", "--cache-dir", CACHE / "mypy",
-        *sources(("examples", "deploy", "tests"), ".py"),
+        *sources(("client/python/tests", "examples", "deploy", "tests"), ".py"),
     )  # fmt: skip
 
 
