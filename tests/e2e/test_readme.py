@@ -10,7 +10,10 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from local_cluster import ROOT
 
@@ -57,7 +60,11 @@ def test_every_command_of_the_readme_runs(run_directory: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", script(run_directory, coordinator)],
         cwd=ROOT,
-        env={**os.environ, "HYPERFRAMES_COORDINATOR": coordinator},
+        env={
+            **os.environ,
+            "HYPERFRAMES_COORDINATOR": coordinator,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # python3 has torch.
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -66,6 +73,7 @@ def test_every_command_of_the_readme_runs(run_directory: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ALIVE" in done.stdout and "SIM-a-1" in done.stdout
     assert "hello" in done.stdout
+    assert "hyperframes:" in done.stdout and "activation peak" in done.stdout, "the example"
 
 
 def test_commands_that_are_not_run_here_exist_and_are_all_there_is_to_it() -> None:
@@ -74,6 +82,48 @@ def test_commands_that_are_not_run_here_exist_and_are_all_there_is_to_it() -> No
     for command in WHOLE_MACHINE:
         assert any(line.startswith(command) for line in commands)
         assert os.access(ROOT / command, os.X_OK)
+
+
+FLAG = re.compile(r"^  --([a-z-]+)(?:=\w+)?\n      (.*)$", re.MULTILINE)
+DEFAULT = re.compile(r"\(default (.*)\)$")
+OF_EVERY_PROGRAM = {"config", "version", "print-config"}
+
+
+def flags_of(program: str) -> dict[str, str]:
+    """Name and default of each flag that --help lists."""
+    help_text = subprocess.run(
+        [ROOT / "bazel-bin" / program, "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    found = {}
+    for name, meaning in FLAG.findall(help_text):
+        default = DEFAULT.search(meaning)
+        found[name] = default.group(1) if default else ""
+    return {name: value for name, value in found.items() if name not in OF_EVERY_PROGRAM}
+
+
+def table_of(program: str) -> dict[str, str]:
+    """The same of the README's table; a row may have several flags."""
+    text = (ROOT / "README.md").read_text()
+    table = text.split(f"\n| {program} | default | meaning |\n", 1)[1].split("\n\n", 1)[0]
+    found: dict[str, str] = {}
+    for row in table.splitlines()[1:]:
+        names, defaults = (re.findall(r"`([^`]*)`", cell) for cell in row.split("|")[1:3])
+        defaults = (defaults or [""]) * (len(names) if len(defaults) < 2 else 1)
+        found.update(zip((name.removeprefix("--") for name in names), defaults, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("program", ["coordinator/hfcoordinator", "agent/hfagent"])
+def test_the_tables_of_flags_are_those_of_help(program: str) -> None:
+    told, written = flags_of(program), table_of(program.split("/")[1])
+    assert told.keys() == written.keys()
+    normal = {"1m": "60s", "0B": "0"}
+    differing = {
+        name: (value, written[name])
+        for name, value in told.items()
+        if normal.get(value, value) != written[name]
+    }
+    assert not differing
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
