@@ -106,6 +106,7 @@ absl::Duration CommandLine::timeout(absl::Duration fallback) const {
 absl::StatusOr<std::unique_ptr<Client>> CommandLine::Connect() const {
   ClientOptions options;
   options.address = coordinator_;
+  options.remedy = "name another with --coordinator";
   options.retry.give_up_after = kPatienceAtAPrompt;
   options.timeout = timeout(options.timeout);
   return Client::Create(std::move(options));

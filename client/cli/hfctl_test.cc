@@ -265,6 +265,33 @@ TEST_F(HfctlTest, TopPrintsOneFrameWithBars) {
   EXPECT_THAT(result.out, Not(HasSubstr("\x1b")));
 }
 
+TEST_F(HfctlTest, AJobWithoutANameIsCalledAfterItsProgram) {
+  EXPECT_EQ(Hfctl({"submit", "--", "/opt/my tools/train@home.py", "-x"}).exit_code, kExitOk);
+  EXPECT_EQ(coordinator_.submitted()[0].spec().name(), "train-home.py");
+}
+
+TEST_F(HfctlTest, AnEmptyLogSaysWhatTheJobDoesInstead) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_QUEUED, 1));
+  coordinator_.set_log("job-1", 0, "");
+  const ProgramResult result = Hfctl({"job", "logs", "job-1"});
+  EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("rank 0 has printed nothing; job-1 QUEUED"));
+}
+
+TEST_F(HfctlTest, AnEmptyClusterSaysWhatToStart) {
+  for (const std::string command : {"nodes", "gpus"}) {
+    EXPECT_THAT(Hfctl({command}).out, HasSubstr("hfagent --coordinator"));
+  }
+  EXPECT_THAT(Hfctl({"jobs"}).out, HasSubstr("hfctl submit"));
+}
+
+TEST_F(HfctlTest, AFileAndACommandOrADirectoryAreNoJob) {
+  EXPECT_THAT(Hfctl({"submit", kJobFile, "--", "true"}).err, HasSubstr("give one of them"));
+  EXPECT_THAT(Hfctl({"submit", "/tmp"}).err, HasSubstr("/tmp is a directory"));
+  EXPECT_THAT(Hfctl({"submit", "train.py"}).err, HasSubstr("hfctl submit -- train.py"));
+}
+
 TEST_F(HfctlTest, AnAbsentCoordinatorIsThreeWithTheRemedy) {
   std::string address;
   {

@@ -1,3 +1,4 @@
+#include <iostream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -105,6 +106,10 @@ absl::StatusOr<int> RunJobs(CommandLine* line) {
                   absl::StrCat(job.spec().ranks()), AgeText(job.age_s()), job.reason(),
                   job.message()});
   }
+  if (response.jobs().empty()) {
+    *line->out() << "no jobs yet; `hfctl submit -- COMMAND` queues one\n";
+    return kExitOk;
+  }
   table.Print(line->out());
   return kExitOk;
 }
@@ -133,7 +138,9 @@ absl::StatusOr<int> RunJobLogs(CommandLine* line) {
   HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
   std::ostream* const out = line->out();
   // A reader that went away (`| head`) ends the following too.
-  const auto sink = [out](const std::string& data) {
+  bool any = false;
+  const auto sink = [out, &any](const std::string& data) {
+    any = true;
     out->write(data.data(), static_cast<std::streamsize>(data.size()));
     out->flush();
     return out->good();
@@ -141,6 +148,13 @@ absl::StatusOr<int> RunJobLogs(CommandLine* line) {
   const absl::Duration timeout = line->timeout(absl::InfiniteDuration());
   HF_RETURN_IF_ERROR(client->FollowLog(line->positional()[0], static_cast<int>(rank),
                                        /*offset=*/0, follow, timeout, sink));
+  if (!any) {
+    // Silence would leave open whether the job waits or has nothing to say. Not on stdout: that is
+    // the log's.
+    HF_ASSIGN_OR_RETURN(const v1::Job job, FetchJob(client.get(), line->positional()[0]));
+    std::cerr << "hfctl: rank " << rank << " has printed nothing; ";
+    PrintOutcome(job, &std::cerr);
+  }
   return kExitOk;
 }
 

@@ -19,6 +19,10 @@ Bytes LentByGpus(const v1::NodeInfo& node) {
   return lent;
 }
 
+void SayNoNodes(const std::string& coordinator, std::ostream* out) {
+  *out << "no nodes have registered; start `hfagent --coordinator " << coordinator << "` on each\n";
+}
+
 int LivingWorkers(const v1::NodeInfo& node) {
   int living = 0;
   for (const v1::WorkerReport& worker : node.workers()) {
@@ -36,6 +40,10 @@ absl::StatusOr<int> RunNodes(CommandLine* line) {
   HF_ASSIGN_OR_RETURN(const v1::ListNodesResponse response, client->ListNodes({}));
   if (line->json()) {
     HF_RETURN_IF_ERROR(line->PrintJson(response));
+    return kExitOk;
+  }
+  if (response.nodes().empty()) {
+    SayNoNodes(client->address(), line->out());
     return kExitOk;
   }
   Table table({{"NODE"},
@@ -76,6 +84,10 @@ absl::StatusOr<int> RunGpus(CommandLine* line) {
   }
   if (line->json()) {
     HF_RETURN_IF_ERROR(line->PrintJson(response));
+    return kExitOk;
+  }
+  if (response.nodes().empty()) {
+    SayNoNodes(client->address(), line->out());
     return kExitOk;
   }
   Table table({{"NODE"},

@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr std::streamsize kLongestJobFile = 1 << 20;
 constexpr int64_t kMostRanks = 65536;
+constexpr size_t kLongestName = 63;
 
 // The flags that describe a job, where no file does.
 struct JobFlags {
@@ -39,7 +41,7 @@ constexpr const char* kJobFlagNames[] = {
     "name", "ranks", "placement", "working-directory", "lent-quota", "host-quota", "grace"};
 
 void Declare(JobFlags* flags, Config* config) {
-  config->AddString(&flags->name, "name", "name of the job, for people");
+  config->AddString(&flags->name, "name", "name of the job, for people; empty: after its program");
   config->AddInt(&flags->ranks, "ranks", 1, kMostRanks, "processes, one GPU each");
   config->AddString(&flags->placement, "placement", "pack (fewest nodes) or spread (most nodes)");
   config->AddString(&flags->working_directory, "working-directory",
@@ -49,10 +51,26 @@ void Declare(JobFlags* flags, Config* config) {
   config->AddDuration(&flags->grace, "grace", "between SIGTERM and SIGKILL; 0: 10s");
 }
 
+// What a job is called that nobody named: after its program, in the letters that names may have.
+std::string NameAfter(const std::string& program) {
+  std::string name = program.substr(program.find_last_of('/') + 1).substr(0, kLongestName);
+  for (char& c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_') c = '-';
+  }
+  return name.empty() ? "job" : name;
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+    const std::string problem =
+        absl::StrCat("cannot read the job file ", path, ": ", std::strerror(errno),
+                     "; a command goes behind `--`: hfctl submit -- ", path);
+    return errno == EACCES ? absl::PermissionDeniedError(problem) : absl::NotFoundError(problem);
+  }
+  struct stat status {};
+  if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a directory; wanted a job file"));
   }
   std::string text(static_cast<size_t>(kLongestJobFile) + 1, '\0');
   file.read(text.data(), kLongestJobFile + 1);
@@ -83,7 +101,7 @@ absl::StatusOr<v1::JobSpec> SpecFromFile(const std::string& path, const Config& 
 absl::StatusOr<v1::JobSpec> SpecFromFlags(const JobFlags& flags,
                                           const std::vector<std::string>& command) {
   v1::JobSpec spec;
-  spec.set_name(flags.name);
+  spec.set_name(flags.name.empty() ? NameAfter(command[0]) : flags.name);
   for (const std::string& argument : command) spec.add_command(argument);
   spec.set_ranks(static_cast<int32_t>(flags.ranks));
   if (flags.placement == "spread") {
@@ -129,8 +147,13 @@ absl::StatusOr<int> RunSubmit(CommandLine* line) {
                             "a repeated submit with the same key returns the first one's job");
   const std::vector<std::string> command = line->TakeAfterDashes();
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> environment, line->TakeRepeated("env"));
-  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(0, command.empty() ? 1 : 0));
+  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(0, 1));
   if (!run) return kExitOk;
+  if (!command.empty() && !line->positional().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("both a job file (", line->positional()[0],
+                                                   ") and a command (", command[0].substr(0, 64),
+                                                   "); give one of them"));
+  }
   if (command.empty() && line->positional().empty()) {
     return absl::InvalidArgumentError(
         "nothing to run; give a job file, or put the command behind `--`: "

@@ -1,6 +1,7 @@
 #include "client/cli/top.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cpp/client.h"
@@ -23,7 +25,7 @@ constexpr int kTextColumns = 84;  // What stands beside a bar, about.
 int Cells(Bytes part, Bytes whole, int width) {
   if (part <= 0 || whole <= 0) return 0;
   const double share = static_cast<double>(part) / static_cast<double>(whole);
-  return std::min(width, std::max(1, static_cast<int>(share * width + 0.5)));
+  return std::min(width, std::max(1, static_cast<int>(std::lround(share * width))));
 }
 
 std::string Headline(const std::string& coordinator, const v1::ListNodesResponse& nodes,
@@ -71,6 +73,23 @@ std::string Bar(Bytes used, Bytes lent, Bytes whole, int width) {
   const int lent_cells = std::min(width - used_cells, Cells(lent, whole, width));
   return absl::StrCat("[", std::string(used_cells, '#'), std::string(lent_cells, '='),
                       std::string(width - used_cells - lent_cells, '.'), "]");
+}
+
+std::string FitTo(const std::string& frame, int columns, int rows) {
+  std::vector<std::string> lines = absl::StrSplit(frame, '\n');
+  if (!lines.empty() && lines.back().empty()) lines.pop_back();
+  const auto most = static_cast<size_t>(std::max(2, rows - 1));  // The cursor has a line too.
+  if (rows > 0 && lines.size() > most) {
+    const size_t hidden = lines.size() - most + 1;
+    lines.resize(most - 1);
+    lines.push_back(absl::StrCat("... ", hidden, " more lines; `hfctl top --once` has all"));
+  }
+  std::string out;
+  for (std::string& line : lines) {
+    if (columns > 0) line.resize(std::min(line.size(), static_cast<size_t>(columns)));
+    absl::StrAppend(&out, line, "\n");
+  }
+  return out;
 }
 
 std::string RenderTop(const std::string& coordinator, const v1::ListNodesResponse& nodes,

@@ -17,6 +17,10 @@ std::string Bar(Bytes used, Bytes lent, Bytes whole, int width);
 std::string RenderTop(const std::string& coordinator, const v1::ListNodesResponse& nodes,
                       const v1::ListJobsResponse& jobs, int columns);
 
+// The frame cut to a screen, so that nothing wraps or scrolls: longer lines end at `columns`, and
+// what is below `rows` is one line that says how much it is. 0: no limit.
+std::string FitTo(const std::string& frame, int columns, int rows);
+
 }  // namespace hyperframes
 
 #endif  // HYPERFRAMES_CLIENT_CLI_TOP_H_

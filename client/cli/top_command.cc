@@ -13,6 +13,7 @@ namespace hyperframes {
 namespace {
 
 constexpr int kColumnsOfAFile = 120;
+constexpr int kRowsOfAFile = 0;  // No limit.
 constexpr absl::Duration kRedraw = absl::Seconds(1);
 // Home, then the frame, then everything below it cleared: no flicker.
 constexpr char kHome[] = "\x1b[H";
@@ -20,22 +21,31 @@ constexpr char kClearAll[] = "\x1b[2J";
 constexpr char kClearLine[] = "\x1b[K\n";
 constexpr char kClearBelow[] = "\x1b[J";
 
-int Columns() {
+struct Screen {
+  int columns = kColumnsOfAFile;
+  int rows = kRowsOfAFile;
+};
+
+Screen CurrentScreen() {
   winsize size{};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kColumnsOfAFile;
-  return size.ws_col;
+  Screen screen;
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return screen;
+  if (size.ws_col > 0) screen.columns = size.ws_col;
+  if (size.ws_row > 0) screen.rows = size.ws_row;
+  return screen;
 }
 
 absl::StatusOr<std::string> Frame(Client* client) {
   HF_ASSIGN_OR_RETURN(const v1::ListNodesResponse nodes, client->ListNodes({}));
   HF_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, client->ListJobs({}));
-  return RenderTop(client->address(), nodes, jobs, Columns());
+  return RenderTop(client->address(), nodes, jobs, CurrentScreen().columns);
 }
 
 // Leftovers of a longer line of the last frame are cleared at each end of line.
 std::string ForTerminal(const std::string& frame) {
+  const Screen screen = CurrentScreen();
   std::string out = kHome;
-  for (const char c : frame) {
+  for (const char c : FitTo(frame, screen.columns, screen.rows)) {
     if (c == '\n') {
       out += kClearLine;
     } else {

@@ -27,6 +27,13 @@ TEST(RenderTop, AnEmptyClusterSaysWhatToDo) {
   EXPECT_THAT(RenderTop("host:1", {}, {}, 80), HasSubstr("hfagent --coordinator host:1"));
 }
 
+TEST(FitTo, NothingWrapsAndNothingScrolls) {
+  EXPECT_EQ(FitTo("abcdef\nxy\n", 4, 0), "abcd\nxy\n");
+  EXPECT_EQ(FitTo("1\n2\n3\n4\n5\n", 0, 4), "1\n2\n... 3 more lines; `hfctl top --once` has all\n");
+  EXPECT_EQ(FitTo("1\n2\n3\n", 80, 4), "1\n2\n3\n");
+  EXPECT_EQ(FitTo("1\n2\n3\n", 0, 0), "1\n2\n3\n");
+}
+
 TEST(Text, AgesAreReadable) {
   EXPECT_EQ(AgeText(0.25), "0.2s");
   EXPECT_EQ(AgeText(59), "59s");

@@ -46,6 +46,12 @@ bool ServerSaidSo(const grpc::ClientContext& context) {
   return absl::StrContains(context.debug_error_string(), "Error received from peer");
 }
 
+// gRPC wraps "Connection refused" into a sentence about all addresses; its end is what happened.
+std::string Cause(const std::string& reason) {
+  const size_t colon = absl::StrContains(reason, "last error") ? reason.rfind(": ") : reason.npos;
+  return (colon == reason.npos ? reason : reason.substr(colon + 2)).substr(0, kLongestReason);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(ClientOptions options) {
@@ -78,9 +84,9 @@ RetryEnvironment Client::Environment() const {
 
 absl::Status Client::Unreachable(const std::string& reason) const {
   return absl::UnavailableError(absl::StrCat(
-      "no coordinator answers at ", options_.address, " (", reason.substr(0, kLongestReason),
+      "no coordinator answers at ", options_.address, " (", Cause(reason),
       "); is hfcoordinator running there? Start it with `hfcoordinator --listen-address ",
-      options_.address, "`, or unset HYPERFRAMES_COORDINATOR to run without one"));
+      options_.address, "`, or ", options_.remedy));
 }
 
 // Every call of the coordinator is idempotent, so each is retried.

@@ -22,6 +22,8 @@ struct ClientOptions {
   std::string address = "127.0.0.1:7461";
   std::string ca_file;                         // PEM; empty: no TLS.
   absl::Duration timeout = absl::Seconds(10);  // Of a call that does not bring its own.
+  // What else to do when nobody answers: it ends the sentence.
+  std::string remedy = "unset HYPERFRAMES_COORDINATOR to run without one";
   RetryPolicy retry;
   const Clock* clock = MonotonicClock();      // Outlives the client.
   std::function<void(absl::Duration)> sleep;  // Empty: absl::SleepFor.
