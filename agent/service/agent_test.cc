@@ -78,6 +78,16 @@ TEST(WorkerEnvironment, TakesPathFromTheAgentButNoneOfItsSettings) {
   EXPECT_EQ(environment->at("HYPERFRAMES_MODE"), "off") << "a job may configure its own library";
 }
 
+TEST(WorkerEnvironment, TakesTheNodesNumberFromTheCoordinatorWhichKnowsUnevenPacking) {
+  // The third rank, alone on the second of two nodes.
+  v1::StartWorkerRequest request;
+  request.set_rank(2);
+  request.set_world_size(3);
+  request.set_local_world_size(1);
+  request.set_group_rank(1);
+  EXPECT_EQ(WorkerEnvironment(request, {})->at("GROUP_RANK"), "1");
+}
+
 TEST_F(AgentTest, RefusesAnOlderEpochOnEveryCallThatChangesSomething) {
   ASSERT_TRUE(fence_.Pass(6).ok());
   v1::LeaseResponse lease;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# 200 kills of daemons and 200 of workers, about an hour on two cores; writes
+# 200 kills of daemons and 200 of workers, about five minutes on two cores; writes
 # docs/benchmarks/soak.json. Arguments go to soak.py: --daemon-kills N --worker-kills N.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/../../deploy/provision.sh"

@@ -76,6 +76,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--worker-kills", type=int, default=200)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "soak.json")
     args = parser.parse_args(argv)
+    args.out.parent.mkdir(parents=True, exist_ok=True)  # Before the kills, not after them.
     rows = []
     if args.daemon_kills:
         rows.append(kill_daemons(args.daemon_kills))
