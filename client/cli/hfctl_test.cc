@@ -362,7 +362,7 @@ TEST_F(HfctlTest, AWorkersEnvironmentDoesNotLeakIntoFlags) {
                                            {"HYPERFRAMES_NAME", "leak"}});
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_EQ(coordinator_.submitted()[0].spec().ranks(), 1);
-  EXPECT_EQ(coordinator_.submitted()[0].spec().name(), "");
+  EXPECT_EQ(coordinator_.submitted()[0].spec().name(), "true");
 }
 
 }  // namespace
