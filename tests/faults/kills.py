@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def submit_between_kills(
 ) -> Iterator[float]:
     """Submits jobs and kills daemons in between, by chance but the same for every run of a seed.
 
-    Yields after each kill the seconds until every node was ALIVE again. At the end every
+    Yields after each kill the seconds from it until every node was ALIVE again. At the end every
     acknowledged submission is still there under its key, and has succeeded.
     """
     chance = random.Random(seed)
@@ -78,17 +79,22 @@ def submit_between_kills(
             continue
         victims = [cluster.coordinator, *(cluster.agents.values() if agents_too else ())]
         victim = chance.choice(victims)
+        before = {str(node["incarnation"]) for node in cluster.client.nodes()}
+        # An agent that is back within the time of silence was never anything but ALIVE: what tells
+        # that it is back is its new incarnation.
+        new = int(victim is not cluster.coordinator)
+        killed_at = time.monotonic()
         victim.kill()
         victim.start()
         done += 1
-        seconds = wait_until(
-            lambda: (
-                [node["state"] for node in cluster.client.nodes()].count("NODE_STATE_ALIVE")
-                == len(cluster.agents)
-            ),
-            30,
-            "every node to be ALIVE again",
-        )
+
+        def back(before: set[str] = before, new: int = new) -> bool:
+            nodes = cluster.client.nodes()
+            alive = [str(n["incarnation"]) for n in nodes if n["state"] == "NODE_STATE_ALIVE"]
+            return len(alive) == len(cluster.agents) and len(set(alive) - before) == new
+
+        wait_until(back, 30, "every node to be ALIVE again", 0.01)
+        seconds = time.monotonic() - killed_at
         yield seconds
     assert len(set(acknowledged.values())) == len(acknowledged), "two submissions became one job"
     # Agents keep a bounded number of ended workers' logs: the newest are still there.
