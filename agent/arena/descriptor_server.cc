@@ -308,10 +308,8 @@ void DescriptorServer::Close(uint64_t number) {
   Connection& connection = found->second;
   const char* reason = ProcessRuns(connection.process) ? "disconnected" : "worker_died";
   const std::set<std::string> mapped = connection.mapped;
-  for (const std::string& lease_id : mapped) {
-    RemoveMapping(&connection, lease_id);
-    leases_->ReleaseHeld(lease_id, connection.process, reason);
-  }
+  for (const std::string& lease_id : mapped) RemoveMapping(&connection, lease_id);
+  leases_->ReleaseAllHeld(mapped, connection.process, reason);
   if (observer_ != nullptr && connection.said_hello) {
     observer_->WorkerDisconnected(connection.worker_id, connection.process);
   }

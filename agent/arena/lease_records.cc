@@ -75,6 +75,7 @@ std::vector<LeaseRecord> LeaseRecords::Load() const {
   for (const std::string& name : ListDirectory(directory_)) {
     const std::string path = directory_ + "/" + name;
     const auto text = ReadRecordFile(path);
+    if (absl::IsNotFound(text.status())) continue;  // Its lease ended since the list was made.
     auto record = text.ok() ? FromJson(*text) : absl::StatusOr<LeaseRecord>(text.status());
     if (record.ok() && PathOf(record->lease_id) == path && record->bytes > 0) {
       records.push_back(std::move(*record));

@@ -61,7 +61,7 @@ absl::Status CheckHandedBack(int descriptor, const LeaseRecord& record) {
   return absl::OkStatus();
 }
 
-std::map<std::string, LendingDevice> ByUuid(std::vector<LendingDevice> devices) {
+std::map<std::string, LendingDevice> ByUuid(const std::vector<LendingDevice>& devices) {
   std::map<std::string, LendingDevice> by_uuid;
   for (const LendingDevice& lending : devices) {
     by_uuid[lending.device->description().uuid] = lending;
@@ -71,9 +71,9 @@ std::map<std::string, LendingDevice> ByUuid(std::vector<LendingDevice> devices) 
 
 }  // namespace
 
-LeaseTable::LeaseTable(std::vector<LendingDevice> devices, const Clock* clock,
+LeaseTable::LeaseTable(const std::vector<LendingDevice>& devices, const Clock* clock,
                        LeaseJournal* journal)
-    : devices_(ByUuid(std::move(devices))), clock_(clock), journal_(journal) {}
+    : devices_(ByUuid(devices)), clock_(clock), journal_(journal) {}
 
 // Where a kill of the agent can fall, and what the next one does about it:
 //
@@ -267,7 +267,34 @@ bool LeaseTable::ReleaseHeld(const std::string& lease_id, const ProcessIdentity&
   return ReleaseLocked(lease_id, reason);
 }
 
+int LeaseTable::ReleaseAllHeld(const std::set<std::string>& lease_ids,
+                               const ProcessIdentity& holder, const std::string& reason) {
+  std::vector<std::string> ended;
+  {
+    MutexLock lock(&mutex_);
+    for (const std::string& lease_id : lease_ids) {
+      const auto found = leases_.find(lease_id);
+      if (found == leases_.end() || !(found->second.record.holder == holder)) continue;
+      if (EndLocked(lease_id, reason)) ended.push_back(lease_id);
+    }
+  }
+  Forget(ended);
+  return static_cast<int>(ended.size());
+}
+
+void LeaseTable::Forget(const std::vector<std::string>& lease_ids) {
+  if (journal_ == nullptr) return;
+  for (const std::string& lease_id : lease_ids) journal_->Forget(lease_id);
+}
+
 bool LeaseTable::ReleaseLocked(const std::string& lease_id, const std::string& reason) {
+  const std::vector<std::string> ended = {lease_id};  // The argument may live in the lease.
+  if (!EndLocked(ended.front(), reason)) return false;
+  Forget(ended);
+  return true;
+}
+
+bool LeaseTable::EndLocked(const std::string& lease_id, const std::string& reason) {
   const auto found = leases_.find(lease_id);
   if (found == leases_.end()) return false;
   LeaseRecord record = std::move(found->second.record);
@@ -279,7 +306,6 @@ bool LeaseTable::ReleaseLocked(const std::string& lease_id, const std::string& r
   record.release_reason = taken ? "revoked" : BoundedReason(reason);
   record.token.clear();
   ++released_by_reason_[record.release_reason];
-  if (journal_ != nullptr) journal_->Forget(record.lease_id);
   if (released_.size() >= kMostReleasedRemembered) released_.erase(released_.begin());
   const std::string key = record.lease_id;
   released_[key] = std::move(record);
@@ -287,12 +313,15 @@ bool LeaseTable::ReleaseLocked(const std::string& lease_id, const std::string& r
 }
 
 int LeaseTable::ReleaseRank(const std::string& job_id, int rank, const std::string& reason) {
-  MutexLock lock(&mutex_);
   std::vector<std::string> ending;
-  for (const auto& [lease_id, lease] : leases_) {
-    if (lease.record.job_id == job_id && lease.record.rank == rank) ending.push_back(lease_id);
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [lease_id, lease] : leases_) {
+      if (lease.record.job_id == job_id && lease.record.rank == rank) ending.push_back(lease_id);
+    }
+    for (const std::string& lease_id : ending) EndLocked(lease_id, reason);
   }
-  for (const std::string& lease_id : ending) ReleaseLocked(lease_id, reason);
+  Forget(ending);
   return static_cast<int>(ending.size());
 }
 

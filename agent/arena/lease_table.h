@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@
 
 namespace hyperframes {
 
-// Where leases are remembered across a restart of the agent. Called with the table's lock held.
+// Where leases are remembered across a restart of the agent. Thread-safe.
 class LeaseJournal {
  public:
   virtual ~LeaseJournal() = default;
@@ -49,7 +50,7 @@ constexpr size_t kMostReleasedRemembered = 4096;
 class LeaseTable {
  public:
   // `clock` and `journal` (may be null: nothing survives a restart) outlive the table.
-  LeaseTable(std::vector<LendingDevice> devices, const Clock* clock, LeaseJournal* journal);
+  LeaseTable(const std::vector<LendingDevice>& devices, const Clock* clock, LeaseJournal* journal);
 
   // Takes over what an earlier agent of this node left: leases that a living process has mapped are
   // awaited, others get fresh memory (nobody has seen theirs). Call once, before anything else.
@@ -77,6 +78,9 @@ class LeaseTable {
   // The same for the process that has it mapped, and for nobody else.
   bool ReleaseHeld(const std::string& lease_id, const ProcessIdentity& holder,
                    const std::string& reason);
+  // For many at once: all bytes are free before the first record goes, whatever the disk does.
+  int ReleaseAllHeld(const std::set<std::string>& lease_ids, const ProcessIdentity& holder,
+                     const std::string& reason);
   // Ends every lease of this rank of this job (its worker ended). Returns how many.
   int ReleaseRank(const std::string& job_id, int rank, const std::string& reason);
 
@@ -125,6 +129,9 @@ class LeaseTable {
       HF_REQUIRES(mutex_);
   absl::Status Move(Lease* lease, LeaseState to) HF_REQUIRES(mutex_);
   bool ReleaseLocked(const std::string& lease_id, const std::string& reason) HF_REQUIRES(mutex_);
+  // ReleaseLocked without deleting the record, which the caller does with Forget.
+  bool EndLocked(const std::string& lease_id, const std::string& reason) HF_REQUIRES(mutex_);
+  void Forget(const std::vector<std::string>& lease_ids);
   void AllocateAgain(Lease* lease) HF_REQUIRES(mutex_);
   Bytes Lent(const std::string& device) const HF_REQUIRES(mutex_);
 

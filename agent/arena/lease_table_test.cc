@@ -65,6 +65,35 @@ UniqueFd SealedMemory(Bytes bytes, int seals = F_SEAL_SHRINK | F_SEAL_GROW) {
   return memory;
 }
 
+// Asks the table, whenever a record is deleted, what is still lent.
+class WatchfulJournal final : public LeaseJournal {
+ public:
+  absl::Status Save(const LeaseRecord& record) override {
+    static_cast<void>(record);
+    return absl::OkStatus();
+  }
+  void Forget(const std::string& lease_id) override {
+    static_cast<void>(lease_id);
+    lent_at_forget.push_back(table->Usage()[0].lent_bytes);
+  }
+  LeaseTable* table = nullptr;
+  std::vector<Bytes> lent_at_forget;
+};
+
+TEST_F(LeaseTableTest, FreesEveryByteOfADeadHolderBeforeItTouchesTheDisk) {
+  WatchfulJournal journal;
+  LeaseTable table({{device_.get(), /*reserve_bytes=*/0}}, &clock_, &journal);
+  journal.table = &table;
+  const ProcessIdentity holder = IdentifyProcess(getpid());
+  for (const char* id : {"one", "two", "three"}) {
+    ASSERT_TRUE(table.Prepare(Wanted(id)).ok());
+    ASSERT_TRUE(table.Commit(id).ok());
+    ASSERT_TRUE(table.Map(id, kToken, holder).ok());
+  }
+  EXPECT_EQ(table.ReleaseAllHeld({"one", "two", "three", "unknown"}, holder, "worker_died"), 3);
+  EXPECT_EQ(journal.lent_at_forget, std::vector<Bytes>({0, 0, 0}));
+}
+
 TEST(LeaseState, AllowsExactlyTheListedMoves) {
   using S = LeaseState;
   const std::vector<std::pair<S, S>> legal = {{S::kPrepared, S::kCommitted},
