@@ -339,7 +339,7 @@ absl::Status Reconciler::StopOne(const v1::JobRecord& job, const v1::JobWorkerRe
   const std::string name = absl::StrCat("rank ", worker.rank(), " on node ", worker.node());
   // Its GPU stays reserved until the agent is back and says that the worker ended.
   if (Unreachable(worker.node())) return absl::OkStatus();
-  const absl::Status waits = absl::UnavailableError(absl::StrCat("waits for ", name, " to end"));
+  absl::Status waits = absl::UnavailableError(absl::StrCat("waits for ", name, " to end"));
   const auto sent = stop_sent_.find(worker.worker_id());
   if (sent != stop_sent_.end() && clock_->Now() - sent->second < options_.stop_again_after) {
     return waits;
