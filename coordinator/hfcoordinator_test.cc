@@ -90,7 +90,7 @@ class Program : public testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
 };
 
-// CASES C2.
+// docs/cases.md C2.
 TEST_F(Program, StoppedForTwoTtlsDeclaresNobodyOfflineWhenItWakes) {
   Spawn();
   ASSERT_TRUE(Register());

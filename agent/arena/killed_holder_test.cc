@@ -1,4 +1,4 @@
-// A process that has mapped 1,000 leases is killed, again and again (CASES C6).
+// A process that has mapped 1,000 leases is killed, again and again (docs/cases.md C6).
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

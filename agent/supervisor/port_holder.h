@@ -1,5 +1,5 @@
 // Rendezvous ports of jobs, bound until they are no longer needed, so that no two jobs of this node
-// get the same one (CASES C17).
+// get the same one (docs/cases.md C17).
 #ifndef HYPERFRAMES_AGENT_SUPERVISOR_PORT_HOLDER_H_
 #define HYPERFRAMES_AGENT_SUPERVISOR_PORT_HOLDER_H_
 

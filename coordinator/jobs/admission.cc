@@ -58,8 +58,11 @@ Verdict Admit(const v1::JobRecord& job, ClusterView* view) {
       " missing (", view->gpus, " on ", view->nodes, " nodes, ", view->alive_nodes, " ALIVE; ",
       view->reserved, " reserved by jobs, ", view->unusable, " unhealthy or on nodes not ALIVE)");
   if (ranks > view->gpus) {
-    absl::StrAppend(&verdict.message, "; add nodes, or submit it with at most ", view->gpus,
-                    " ranks");
+    absl::StrAppend(&verdict.message, "; add nodes");
+    if (view->gpus > 0) {
+      absl::StrAppend(&verdict.message, ", or submit it with at most ", view->gpus,
+                      view->gpus == 1 ? " rank" : " ranks");
+    }
   }
   return verdict;
 }

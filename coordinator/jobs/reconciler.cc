@@ -35,6 +35,10 @@ std::string Ended(const v1::JobWorkerRecord& worker) {
   return text;
 }
 
+std::string AllRanksRun(int ranks) {
+  return ranks == 1 ? "its only rank runs" : absl::StrCat("all ", ranks, " ranks run");
+}
+
 bool Failed(const v1::JobWorkerRecord& worker) {
   return worker.report().state() == v1::WORKER_STATE_EXITED &&
          (worker.report().exit_code() != 0 || worker.report().term_signal() != 0);
@@ -272,7 +276,7 @@ void Reconciler::StartWorkers(const JobBook::Record& job) {
       if (record->state() != v1::JOB_STATE_STARTING) return absl::OkStatus();
       record->set_state(v1::JOB_STATE_RUNNING);
       record->set_reason("running");
-      record->set_message(absl::StrCat("all ", record->workers_size(), " ranks run"));
+      record->set_message(AllRanksRun(record->workers_size()));
       return absl::OkStatus();
     });
     if (running.ok()) Judge(*running);
@@ -296,14 +300,16 @@ void Reconciler::Judge(const JobBook::Record& job) {
       if (record->state() != v1::JOB_STATE_RUNNING) return absl::OkStatus();
       record->set_state(v1::JOB_STATE_SUCCEEDED);
       record->set_reason("succeeded");
-      record->set_message(absl::StrCat("all ", record->workers_size(), " ranks exited with 0"));
+      record->set_message(record->workers_size() == 1 ? "its only rank exited with 0"
+                                                      : absl::StrCat("all ", record->workers_size(),
+                                                                     " ranks exited with 0"));
       return absl::OkStatus();
     });
     if (!ended.ok()) LOG(WARNING) << job->id() << ": " << ended.status();
     return;
   }
   // A lost agent is no lost worker: the job runs on, and its user is told what is not known.
-  std::string message = absl::StrCat("all ", job->workers_size(), " ranks run");
+  std::string message = AllRanksRun(job->workers_size());
   for (const v1::JobWorkerRecord& worker : job->workers()) {
     if (worker.released() || !Unreachable(worker.node())) continue;
     message = absl::StrCat("node ", worker.node(), " is OFFLINE; rank ", worker.rank(),

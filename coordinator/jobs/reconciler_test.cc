@@ -106,7 +106,7 @@ TEST_F(JobLife, RunsAllRanksAndSucceedsWhenAllExitWithZero) {
   EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_SUCCEEDED);
 }
 
-// CASES C17, the coordinator's half: each job gets the port that its agent holds for it.
+// docs/cases.md C17, the coordinator's half: each job gets the port that its agent holds for it.
 TEST_F(JobLife, TwoJobsOnOneHostGetTwoPorts) {
   const v1::JobSpec packed = Spec(1, v1::JobSpec::PLACEMENT_PACK);
   const std::string first = (*book_->Submit(packed, ""))->id();
@@ -195,7 +195,7 @@ TEST_F(JobLife, CancelStopsTheWorkersAndFreesTheGpus) {
   EXPECT_EQ(Job(next)->state(), v1::JOB_STATE_RUNNING);
 }
 
-// CASES C18.
+// docs/cases.md C18.
 TEST_F(JobLife, ASmallJobPassesAnImpossibleHeadAndAGangIsNeverHalfStarted) {
   const std::string impossible = Submit(5);
   const std::string running = Submit(3);

@@ -97,7 +97,7 @@ TEST_F(Membership, AnOfflineNodeMustRegisterAgain) {
   EXPECT_TRUE(*ledger_.Beat("a", 1, 10));
 }
 
-// CASES C2.
+// docs/cases.md C2.
 TEST_F(Membership, AStallOfTheCoordinatorLeavesAgentsSuspectedAtMost) {
   ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
   Run(absl::Seconds(1), true);
@@ -120,7 +120,7 @@ TEST_F(Membership, AfterAStallOnlyWatchedSilenceCountsTowardsOffline) {
   EXPECT_EQ(State("a"), v1::NODE_STATE_OFFLINE);
 }
 
-// CASES C8.
+// docs/cases.md C8.
 TEST_F(Membership, ARestartUnderTheSameNameTakesOverAndEndsTheOldIncarnation) {
   ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
   ASSERT_TRUE(registry_.Register(Description("a", 2)).ok());
@@ -183,7 +183,7 @@ TEST_F(Membership, BoundsTheNumberOfNodes) {
   EXPECT_TRUE(absl::IsResourceExhausted(registry.Register(Description("b", 1))));
 }
 
-// CASES C1, without the network: the ledger's lock is its own.
+// docs/cases.md C1, without the network: the ledger's lock is its own.
 TEST_F(Membership, BeatsCountWhileTheRegistryIsLocked) {
   ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
   registry_.Visit([&](const Node&) {

@@ -95,8 +95,9 @@ absl::StatusOr<JobBook::Record> PlanDesk::Admit(const v1::CreatePlanRequest& req
   }
   const int rank = request.rank().rank();
   if (rank < 0 || rank >= job->workers_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank.rank ", rank, ": 0 to ", job->workers_size() - 1));
+    return absl::InvalidArgumentError(absl::StrCat("rank.rank is ", rank, "; the ranks of job ",
+                                                   job->id(), " are 0 to ",
+                                                   job->workers_size() - 1));
   }
   const std::string& gpu = request.rank().gpu();
   if (!gpu.empty() && gpu != job->workers(rank).gpu()) {

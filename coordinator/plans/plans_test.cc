@@ -266,7 +266,7 @@ TEST_F(Plans, NamesTheRanksThatDidNotCome) {
   EXPECT_EQ(Held(), 0u);
 }
 
-// CASES C22.
+// docs/cases.md C22.
 TEST_F(Plans, RefusesAnotherJobsTokenAndShowsNoRankTheTokensOfAnother) {
   const std::string mine = job_;
   const auto answers = Both();
@@ -287,7 +287,7 @@ TEST_F(Plans, NamesTheFieldOfABadRequest) {
   v1::CreatePlanRequest world = Profile(0);
   world.set_world_size(3);
   EXPECT_TRUE(absl::StrContains(desk_->CreatePlan(world).status().message(), "world_size 3"));
-  EXPECT_TRUE(absl::StrContains(desk_->CreatePlan(Profile(2)).status().message(), "rank.rank 2"));
+  EXPECT_TRUE(absl::StrContains(desk_->CreatePlan(Profile(2)).status().message(), "rank.rank is 2"));
   v1::CreatePlanRequest gpu = Profile(0);
   gpu.mutable_rank()->set_gpu("SIM-b-1");
   EXPECT_TRUE(absl::StrContains(desk_->CreatePlan(gpu).status().message(), "rank.gpu"));

@@ -269,7 +269,7 @@ TEST_F(Coordinator, RunsAJobFromSubmissionThroughItsPlanToItsEnd) {
   EXPECT_TRUE(agents_.Leases("a").empty());
 }
 
-// CASES C1.
+// docs/cases.md C1.
 TEST_F(Coordinator, HeartbeatsCountWhileEveryRpcThreadIsBlockedOnTheRegistry) {
   options_.heartbeat_interval = absl::Milliseconds(100);
   options_.suspected_after = absl::Milliseconds(300);

@@ -115,8 +115,9 @@ absl::Status JobsService::DoReadLog(const v1::ReadLogRequest& request,
                                     v1::ReadLogResponse* response) {
   HF_ASSIGN_OR_RETURN(const JobBook::Record job, parts_.jobs->Get(request.job_id()));
   if (request.rank() < 0 || request.rank() >= job->spec().ranks()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", request.rank(), ": 0 to ", job->spec().ranks() - 1));
+    return absl::InvalidArgumentError(absl::StrCat("job ", job->id(), " has no rank ",
+                                                   request.rank(), "; its ranks are 0 to ",
+                                                   job->spec().ranks() - 1));
   }
   if (request.offset() < 0 || request.max_bytes() < 0 || request.max_bytes() > kMaxLogBytes) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -1,4 +1,4 @@
-"""A rendezvous port that the agent holds can be used by torch, and by nobody else (CASES C17)."""
+"""A rendezvous port that the agent holds serves torch and nobody else (docs/cases.md C17)."""
 
 from __future__ import annotations
 
