@@ -7,6 +7,7 @@
 
 #include "common/config.h"
 #include "common/exit_code.h"
+#include "common/grpc_log.h"
 #include "common/listen_address.h"
 #include "common/shutdown.h"
 #include "common/status_macros.h"
@@ -62,6 +63,7 @@ absl::Status Run(int argc, char** argv) {
 int main(int argc, char** argv) {
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
+  hyperframes::RouteGrpcLog();
   const absl::Status status = hyperframes::Run(argc, argv);
   if (!status.ok()) std::cerr << "hfcoordinator: " << status.message() << std::endl;
   return hyperframes::ExitCode(status);

@@ -59,6 +59,24 @@ def test_an_address_beyond_loopback_is_refused_without_tls(target: str, tmp_path
 
 
 @pytest.mark.parametrize("target", DAEMONS)
+def test_a_used_port_is_one_sentence_and_nothing_else(target: str, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        done = run(
+            target,
+            f"--listen-address=127.0.0.1:{other.getsockname()[1]}",
+            "--http-address=127.0.0.1:0",
+            f"--{'state' if 'coordinator' in target else 'run'}-directory={tmp_path}/d",
+            *([] if "coordinator" in target else ["--node=a", "--simulated-gpus=1MiB"]),
+        )
+    assert done.returncode not in (0, 1)
+    own_lines = [line for line in done.stderr.splitlines() if not line.startswith("I")]
+    assert len(own_lines) == 1, done.stderr
+    assert "cannot listen on 127.0.0.1:" in own_lines[0]
+
+
+@pytest.mark.parametrize("target", DAEMONS)
 def test_print_config_shows_value_and_source(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPERFRAMES_HTTP_ADDRESS", "127.0.0.1:9")
     done = run(target, "--listen-address=127.0.0.1:0", "--print-config")
