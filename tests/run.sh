@@ -52,7 +52,7 @@ for group in "${groups[@]}"; do
     python) pytest_group python 1200 client/python/tests ;;
     tools) pytest_group tools 300 tests/test_*.py ;;
     cases) pytest_group cases 1200 tests/cases ;;
-    gates) pytest_group gates 1500 tests/gates ;;
+    gates) pytest_group gates 2400 tests/gates ;;
     e2e) pytest_group e2e 1200 tests/e2e ;;
     faults) pytest_group faults 1200 tests/faults ;;
     # A suffix of their own keeps the outputs of each configuration apart, and no symlinks: the tests

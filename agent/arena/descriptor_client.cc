@@ -307,7 +307,8 @@ void Channel::Run() {
         changed_.NotifyAll();
         break;
       }
-      changed_.WaitFor(&mutex_, options_.reconnect_interval, [this] { return stopping_; });
+      changed_.WaitFor(&mutex_, options_.reconnect_interval,
+                       [this]() HF_NO_THREAD_SAFETY_ANALYSIS { return stopping_; });
     }
   }
 }
@@ -376,7 +377,8 @@ absl::StatusOr<Received> Channel::Call(WireMessage message) {
   MutexLock one_at_a_time(&call_mutex_);
   MutexLock lock(&mutex_);
   const absl::Time end = MonotonicClock()->Now() + options_.timeout;
-  changed_.WaitFor(&mutex_, options_.timeout, [this] { return connected_ || stopping_; });
+  changed_.WaitFor(&mutex_, options_.timeout,
+                   [this]() HF_NO_THREAD_SAFETY_ANALYSIS { return connected_ || stopping_; });
   if (!connected_) {
     return absl::UnavailableError("no agent listens on " + options_.socket_path +
                                   ": it is started again or gone; try again");
@@ -385,10 +387,10 @@ absl::StatusOr<Received> Channel::Call(WireMessage message) {
   awaited_ = message;
   answered_ = false;
   absl::Status sent = SendWire(socket_.get(), message);
-  if (sent.ok()) {
-    changed_.WaitFor(&mutex_, end - MonotonicClock()->Now(),
-                     [this] { return answered_ || !connected_ || stopping_; });
-  }
+  const auto over = [this]() HF_NO_THREAD_SAFETY_ANALYSIS {
+    return answered_ || !connected_ || stopping_;
+  };
+  if (sent.ok()) changed_.WaitFor(&mutex_, end - MonotonicClock()->Now(), over);
   awaited_.sequence = 0;
   HF_RETURN_IF_ERROR(sent);
   if (answered_) return std::move(answer_);

@@ -94,7 +94,8 @@ CoordinatorLink::State CoordinatorLink::state() const {
 
 bool CoordinatorLink::Pause(absl::Duration duration) {
   MutexLock lock(&mutex_);
-  return !changed_.WaitFor(&mutex_, duration, [this] { return stopping_; });
+  return !changed_.WaitFor(&mutex_, duration,
+                           [this]() HF_NO_THREAD_SAFETY_ANALYSIS { return stopping_; });
 }
 
 void CoordinatorLink::Lost(const absl::Status& status) {
@@ -172,7 +173,9 @@ void CoordinatorLink::ReportLoop() {
     if (status.ok()) {
       backoff.Reset();
       MutexLock lock(&mutex_);
-      changed_.WaitFor(&mutex_, kLook, [this] { return stopping_ || notified_ || !registered_; });
+      changed_.WaitFor(&mutex_, kLook, [this]() HF_NO_THREAD_SAFETY_ANALYSIS {
+        return stopping_ || notified_ || !registered_;
+      });
       notified_ = false;
       continue;
     }

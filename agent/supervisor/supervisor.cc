@@ -330,7 +330,9 @@ void Supervisor::Run() {
       worker.ended_at = EndedAt(DirectoryOf(info.spec.worker_id));
     }
     MutexLock lock(&mutex_);
-    if (changed_.WaitFor(&mutex_, options_.poll_interval, [this] { return stopping_; })) return;
+    if (changed_.WaitFor(&mutex_, options_.poll_interval,
+                         [this]() HF_NO_THREAD_SAFETY_ANALYSIS { return stopping_; }))
+      return;
   }
 }
 

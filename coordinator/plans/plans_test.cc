@@ -287,7 +287,8 @@ TEST_F(Plans, NamesTheFieldOfABadRequest) {
   v1::CreatePlanRequest world = Profile(0);
   world.set_world_size(3);
   EXPECT_TRUE(absl::StrContains(desk_->CreatePlan(world).status().message(), "world_size 3"));
-  EXPECT_TRUE(absl::StrContains(desk_->CreatePlan(Profile(2)).status().message(), "rank.rank is 2"));
+  EXPECT_TRUE(
+      absl::StrContains(desk_->CreatePlan(Profile(2)).status().message(), "rank.rank is 2"));
   v1::CreatePlanRequest gpu = Profile(0);
   gpu.mutable_rank()->set_gpu("SIM-b-1");
   EXPECT_TRUE(absl::StrContains(desk_->CreatePlan(gpu).status().message(), "rank.gpu"));
