@@ -398,8 +398,7 @@ absl::StatusOr<Received> Channel::Call(WireMessage message) {
     return absl::UnavailableError("the agent on " + options_.socket_path +
                                   " went away during a request: try again");
   }
-  return absl::DeadlineExceededError("the agent on " + options_.socket_path +
-                                     " does not answer within " +
+  return absl::DeadlineExceededError("the agent on " + options_.socket_path + " is silent for " +
                                      absl::FormatDuration(options_.timeout));
 }
 
