@@ -95,6 +95,14 @@ void AddCounters(const std::string& gpu, const CountersReading& counters, Famili
                   counters.activation_bytes);
   families->Gauge("activation_peak_bytes", "The same, at the peak of the last step.", uuid,
                   counters.activation_peak_bytes);
+  families->Gauge("predicted_peak_bytes", "The peak that the plan in force promised.", uuid,
+                  counters.predicted_peak_bytes);
+  for (const auto& [direction, bytes] : {std::make_pair(Direction::kOut, counters.stash_bytes),
+                                         std::make_pair(Direction::kIn, counters.reload_bytes)}) {
+    families->Gauge("in_flight_bytes",
+                    "Bytes on the GPU that wait for a copy out, or were copied in ahead of use.",
+                    {{"uuid", gpu}, {"direction", DirectionName(direction)}}, bytes);
+  }
   families->Counter("steps_total", "Training steps completed.", uuid, counters.steps);
   families->Counter("fetch_wait_seconds_total",
                     "Exposed wait: time for which the GPU stood still for a copy.", uuid,
@@ -141,11 +149,13 @@ std::string ExportMetrics(const NodeSample& sample) {
                    sample.mappings_closed);
   families.Gauge("registered", "1 while the coordinator knows this agent.", {},
                  sample.registered ? 1 : 0);
-  families.Gauge("heartbeat_gap_seconds", "Since the coordinator last answered a heartbeat.", {},
+  // Not heartbeat_gap_seconds: that is the coordinator's histogram, and a name has one type.
+  families.Gauge("heartbeat_age_seconds", "Since the coordinator last answered a heartbeat.", {},
                  sample.heartbeat_gap_s);
+  // job_id, because a scrape adds its own label `job`.
   for (const JobSample& job : sample.jobs) {
     families.Gauge("job_info", "1 for every worker that runs here: joins uuid to job.",
-                   {{"job", job.job_id}, {"worker", job.worker_id}, {"uuid", job.uuid}}, 1);
+                   {{"job_id", job.job_id}, {"worker", job.worker_id}, {"uuid", job.uuid}}, 1);
   }
   return families.Text();
 }
