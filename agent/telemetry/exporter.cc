@@ -3,6 +3,7 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <initializer_list>
 #include <utility>
 
 namespace hyperframes {
@@ -117,6 +118,14 @@ void AddCounters(const std::string& gpu, const CountersReading& counters, Famili
   }
 }
 
+// With a zero for what has not happened yet: increase() does not see the first event of a series
+// that begins with it.
+std::map<std::string, int64_t> FromZero(std::map<std::string, int64_t> counts,
+                                        std::initializer_list<const char*> reasons) {
+  for (const char* reason : reasons) counts.emplace(reason, 0);
+  return counts;
+}
+
 }  // namespace
 
 double WaterLevel(const DeviceSample& device, const CountersReading& counters) {
@@ -129,14 +138,15 @@ std::string ExportMetrics(const NodeSample& sample) {
   Families families;
   for (const DeviceSample& device : sample.devices) AddDevice(sample, device, &families);
   for (const auto& [gpu, counters] : sample.counters_by_gpu) AddCounters(gpu, counters, &families);
-  for (const auto& [reason, count] : sample.leases_reclaimed) {
+  for (const auto& [reason, count] :
+       FromZero(sample.leases_reclaimed, {"job_end", "worker_died", "revoked", "aborted"})) {
     families.Counter("leases_reclaimed_total", "Leases that ended, by reason.",
                      {{"reason", reason}}, count);
   }
   for (const auto& [state, count] : sample.workers_by_state) {
     families.Gauge("workers", "Workers of this node by state.", {{"state", state}}, count);
   }
-  for (const auto& [reason, count] : sample.worker_exits) {
+  for (const auto& [reason, count] : FromZero(sample.worker_exits, {"ok", "exit_code", "signal"})) {
     families.Counter("worker_exits_total", "Workers that ended, by how.", {{"reason", reason}},
                      count);
   }

@@ -124,6 +124,8 @@ TEST(ExportMetrics, TellsCapacityUseAndWaterLevelOfEveryDevice) {
   EXPECT_THAT(text,
               HasSubstr("hyperframes_in_flight_bytes{uuid=\"SIM-a-0\",direction=\"in\"} 33\n"));
   EXPECT_THAT(text, HasSubstr("hyperframes_leases_reclaimed_total{reason=\"worker_died\"} 4\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_leases_reclaimed_total{reason=\"revoked\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_worker_exits_total{reason=\"signal\"} 0\n"));
 }
 
 TEST(ExportMetrics, ForgetsAJobWithItsWorkers) {
