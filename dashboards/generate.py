@@ -113,10 +113,8 @@ def memory() -> Iterator[dict[str, Any]]:
     )  # fmt: skip
     yield panel(
         "Activations on the GPU", "bytes",
-        "The peak of the last step, against the peak that the plan promised. Above the promise, the"
-        " profile no longer describes the run.",
+        "Now, and at the peak of the last step.",
         (f"hyperframes_activation_peak_bytes{{{GPU}}} {OF_JOB}", "{{uuid}} peak"),
-        (f"hyperframes_predicted_peak_bytes{{{GPU}}} {OF_JOB}", "{{uuid}} promised"),
         (f"hyperframes_activation_bytes{{{GPU}}} {OF_JOB}", "{{uuid}} now"),
     )  # fmt: skip
     yield panel(
@@ -130,6 +128,11 @@ def memory() -> Iterator[dict[str, Any]]:
         "Far below what is free: the lent memory is in pieces.",
         (f"hyperframes_lent_largest_free_bytes{{{GPU}}}", "{{uuid}}"),
         (f"hyperframes_lent_reserved_bytes{{{GPU}}}", "{{uuid}} never lent"),
+    )  # fmt: skip
+    yield panel(
+        "Own memory that the plan predicts", "bytes",
+        "At the peak of a step, with weights and optimizer.",
+        (f"hyperframes_predicted_peak_bytes{{{GPU}}} {OF_JOB}", "{{uuid}}"),
     )  # fmt: skip
 
 

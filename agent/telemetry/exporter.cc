@@ -96,7 +96,8 @@ void AddCounters(const std::string& gpu, const CountersReading& counters, Famili
                   counters.activation_bytes);
   families->Gauge("activation_peak_bytes", "The same, at the peak of the last step.", uuid,
                   counters.activation_peak_bytes);
-  families->Gauge("predicted_peak_bytes", "The peak that the plan in force promised.", uuid,
+  families->Gauge("predicted_peak_bytes",
+                  "The peak that the plan predicts, weights and optimizer included.", uuid,
                   counters.predicted_peak_bytes);
   for (const auto& [direction, bytes] : {std::make_pair(Direction::kOut, counters.stash_bytes),
                                          std::make_pair(Direction::kIn, counters.reload_bytes)}) {
