@@ -1,19 +1,27 @@
-"""A real Prometheus scrapes a real cluster that trains: every expression has data there."""
+"""A real Prometheus scrapes a real cluster that trains: every expression has data there.
+
+With HYPERFRAMES_PICTURE=FILE.svg in the environment the main panels are drawn into that file, from
+40 seconds of a run.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+import draw
 import generate
 from example_jobs import shell_job, training_job
 from local_cluster import LocalCluster, Node, wait_until
@@ -46,6 +54,7 @@ class Watched:
     cluster: LocalCluster
     prometheus: Prometheus
     job_id: str
+    began: float
 
     def has_number(self, expression: str) -> bool:
         samples = self.prometheus.query(expression)
@@ -69,6 +78,7 @@ def watched() -> Iterator[Watched]:
             LocalCluster(directory / "c", nodes) as cluster,
             Prometheus(directory / "p", cluster) as prometheus,
         ):
+            began = time.time()
             ended = cluster.submit(shell_job("exit 0"))
             job_id = cluster.submit(
                 training_job(
@@ -77,7 +87,7 @@ def watched() -> Iterator[Watched]:
                 )
             )  # fmt: skip
             cluster.wait_job(ended, 30)
-            yield Watched(cluster, prometheus, job_id)
+            yield Watched(cluster, prometheus, job_id, began)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -147,6 +157,27 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do(watched: Watched) -> None
 def test_one_metric_has_one_type_across_the_daemons(watched: Watched) -> None:
     for name, kinds in watched.prometheus.get("metadata").items():
         assert len({kind["type"] for kind in kinds}) == 1, (name, kinds)
+
+
+def test_the_main_panels_can_be_drawn_from_what_prometheus_holds(watched: Watched) -> None:
+    picture = os.environ.get("HYPERFRAMES_PICTURE")
+    if picture:
+        time.sleep(max(0.0, watched.began + 40 - time.time()))
+    span = (watched.began, time.time())
+
+    def ask(expression: str) -> list[dict[str, Any]]:
+        start, end = (f"{at:.3f}" for at in span)
+        data = watched.prometheus.get(
+            "query_range", query=expression, start=start, end=end, step="0.5"
+        )
+        result: list[dict[str, Any]] = data["result"]
+        return result
+
+    drawn = draw.draw(ask, lambda text: filled_in(text.replace("$__rate_interval", "5s")), span)
+    root = ElementTree.fromstring(drawn)
+    assert len(root.findall(".//{*}polyline")) >= len(draw.MAIN)
+    if picture:
+        Path(picture).write_text(drawn)
 
 
 def test_no_alert_fires_on_a_healthy_cluster(watched: Watched) -> None:
