@@ -20,7 +20,7 @@ HF_BUILD_PACKAGES=(
   libabsl-dev prometheus-cpp-dev libcivetweb-dev nlohmann-json3-dev libgtest-dev libgmock-dev
   libsqlite3-dev libgoogle-glog-dev ca-certificates
 )
-HF_TEST_PACKAGES=(clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev)
+HF_TEST_PACKAGES=(clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev prometheus)
 
 # hf_step "What is being done" command...: runs the command with its output in a log file. Prints a
 # line when it starts, one every 15 s while it runs, and one with its seconds when it ends. A failure

@@ -4,7 +4,8 @@
 # and pytest wrote; the exit status is 0 only when nothing failed.
 #
 #   tests/run.sh                  everything
-#   tests/run.sh bazel e2e        only these groups: bazel python cases tools gates e2e faults tsan asan
+#   tests/run.sh bazel e2e        only these groups: bazel python cases tools gates e2e telemetry
+#                                 faults tsan asan
 #
 # Safe to run twice: a second run repeats only what changed, apart from the tests that start daemons.
 set -u
@@ -12,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../deploy/provision.sh"
 cd "$HF_ROOT" || exit 1
 
 groups=("$@")
-[ "${#groups[@]}" -gt 0 ] || groups=(bazel python tools cases gates e2e faults tsan asan)
+[ "${#groups[@]}" -gt 0 ] || groups=(bazel python tools cases gates e2e telemetry faults tsan asan)
 
 # Rooms without gRPC, whose uninstrumented locks would blind ThreadSanitizer.
 core=(//common/... //coordinator/planner/... //agent/device/... //agent/arena/... //agent/engine/...)
@@ -54,13 +55,15 @@ for group in "${groups[@]}"; do
     cases) pytest_group cases 1200 tests/cases ;;
     gates) pytest_group gates 2400 tests/gates ;;
     e2e) pytest_group e2e 1200 tests/e2e ;;
+    telemetry) pytest_group telemetry 300 tests/telemetry ;;
     faults) pytest_group faults 1200 tests/faults ;;
     # A suffix of their own keeps the outputs of each configuration apart, and no symlinks: the tests
     # above use bazel-bin.
     tsan) bazel_group tsan 1800 --config=tsan --platform_suffix=tsan --symlink_prefix=/ "${core[@]}" ;;
     asan) bazel_group asan 2400 --config=asan --platform_suffix=asan --symlink_prefix=/ //... ;;
     *)
-      echo "unknown group '$group'; one of: bazel python tools cases gates e2e faults tsan asan" >&2
+      echo "unknown group '$group'; one of: bazel python tools cases gates e2e telemetry faults" \
+        "tsan asan" >&2
       exit 2
       ;;
   esac

@@ -3,6 +3,7 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <initializer_list>
 #include <utility>
 
 namespace hyperframes {
@@ -95,6 +96,15 @@ void AddCounters(const std::string& gpu, const CountersReading& counters, Famili
                   counters.activation_bytes);
   families->Gauge("activation_peak_bytes", "The same, at the peak of the last step.", uuid,
                   counters.activation_peak_bytes);
+  families->Gauge("predicted_peak_bytes",
+                  "The peak that the plan predicts, weights and optimizer included.", uuid,
+                  counters.predicted_peak_bytes);
+  for (const auto& [direction, bytes] : {std::make_pair(Direction::kOut, counters.stash_bytes),
+                                         std::make_pair(Direction::kIn, counters.reload_bytes)}) {
+    families->Gauge("in_flight_bytes",
+                    "Bytes on the GPU that wait for a copy out, or were copied in ahead of use.",
+                    {{"uuid", gpu}, {"direction", DirectionName(direction)}}, bytes);
+  }
   families->Counter("steps_total", "Training steps completed.", uuid, counters.steps);
   families->Counter("fetch_wait_seconds_total",
                     "Exposed wait: time for which the GPU stood still for a copy.", uuid,
@@ -109,6 +119,14 @@ void AddCounters(const std::string& gpu, const CountersReading& counters, Famili
   }
 }
 
+// With a zero for what has not happened yet: increase() does not see the first event of a series
+// that begins with it.
+std::map<std::string, int64_t> FromZero(std::map<std::string, int64_t> counts,
+                                        std::initializer_list<const char*> reasons) {
+  for (const char* reason : reasons) counts.emplace(reason, 0);
+  return counts;
+}
+
 }  // namespace
 
 double WaterLevel(const DeviceSample& device, const CountersReading& counters) {
@@ -121,14 +139,15 @@ std::string ExportMetrics(const NodeSample& sample) {
   Families families;
   for (const DeviceSample& device : sample.devices) AddDevice(sample, device, &families);
   for (const auto& [gpu, counters] : sample.counters_by_gpu) AddCounters(gpu, counters, &families);
-  for (const auto& [reason, count] : sample.leases_reclaimed) {
+  for (const auto& [reason, count] :
+       FromZero(sample.leases_reclaimed, {"job_end", "worker_died", "revoked", "aborted"})) {
     families.Counter("leases_reclaimed_total", "Leases that ended, by reason.",
                      {{"reason", reason}}, count);
   }
   for (const auto& [state, count] : sample.workers_by_state) {
     families.Gauge("workers", "Workers of this node by state.", {{"state", state}}, count);
   }
-  for (const auto& [reason, count] : sample.worker_exits) {
+  for (const auto& [reason, count] : FromZero(sample.worker_exits, {"ok", "exit_code", "signal"})) {
     families.Counter("worker_exits_total", "Workers that ended, by how.", {{"reason", reason}},
                      count);
   }
@@ -141,11 +160,13 @@ std::string ExportMetrics(const NodeSample& sample) {
                    sample.mappings_closed);
   families.Gauge("registered", "1 while the coordinator knows this agent.", {},
                  sample.registered ? 1 : 0);
-  families.Gauge("heartbeat_gap_seconds", "Since the coordinator last answered a heartbeat.", {},
+  // Not heartbeat_gap_seconds: that is the coordinator's histogram, and a name has one type.
+  families.Gauge("heartbeat_age_seconds", "Since the coordinator last answered a heartbeat.", {},
                  sample.heartbeat_gap_s);
+  // job_id, because a scrape adds its own label `job`.
   for (const JobSample& job : sample.jobs) {
     families.Gauge("job_info", "1 for every worker that runs here: joins uuid to job.",
-                   {{"job", job.job_id}, {"worker", job.worker_id}, {"uuid", job.uuid}}, 1);
+                   {{"job_id", job.job_id}, {"worker", job.worker_id}, {"uuid", job.uuid}}, 1);
   }
   return families.Text();
 }

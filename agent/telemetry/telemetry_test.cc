@@ -109,6 +109,8 @@ TEST(ExportMetrics, TellsCapacityUseAndWaterLevelOfEveryDevice) {
   sample.devices = {{"SIM-a-0", false, 1000, 100, 300, 600}, {"host:a", true, 5000, 0, 0, 5000}};
   sample.counters_by_gpu["SIM-a-0"].activation_peak_bytes = 200;
   sample.counters_by_gpu["SIM-a-0"].bytes_copied[0][1] = 77;
+  sample.counters_by_gpu["SIM-a-0"].predicted_peak_bytes = 250;
+  sample.counters_by_gpu["SIM-a-0"].reload_bytes = 33;
   sample.leases_reclaimed = {{"worker_died", 4}};
   const std::string text = ExportMetrics(sample);
   EXPECT_THAT(text, HasSubstr("hyperframes_lent_capacity_bytes{uuid=\"SIM-a-0\"} 900\n"));
@@ -118,15 +120,20 @@ TEST(ExportMetrics, TellsCapacityUseAndWaterLevelOfEveryDevice) {
   EXPECT_THAT(text, Not(HasSubstr("water_level_ratio{uuid=\"host:a\"}")));
   EXPECT_THAT(text, HasSubstr("hyperframes_copied_bytes_total{uuid=\"SIM-a-0\",direction=\"out\","
                               "tier=\"peer\"} 77\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_predicted_peak_bytes{uuid=\"SIM-a-0\"} 250\n"));
+  EXPECT_THAT(text,
+              HasSubstr("hyperframes_in_flight_bytes{uuid=\"SIM-a-0\",direction=\"in\"} 33\n"));
   EXPECT_THAT(text, HasSubstr("hyperframes_leases_reclaimed_total{reason=\"worker_died\"} 4\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_leases_reclaimed_total{reason=\"revoked\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_worker_exits_total{reason=\"signal\"} 0\n"));
 }
 
 TEST(ExportMetrics, ForgetsAJobWithItsWorkers) {
   NodeSample sample;
   sample.jobs = {{"job", "job-0-0", "SIM-a-0"}};
-  EXPECT_THAT(ExportMetrics(sample), HasSubstr("job=\"job\""));
+  EXPECT_THAT(ExportMetrics(sample), HasSubstr("job_id=\"job\""));
   sample.jobs.clear();
-  EXPECT_THAT(ExportMetrics(sample), Not(HasSubstr("job=\"job\"")));
+  EXPECT_THAT(ExportMetrics(sample), Not(HasSubstr("job_id=\"job\"")));
 }
 
 }  // namespace

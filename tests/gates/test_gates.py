@@ -27,7 +27,7 @@ CPP = (*ROOMS, "tests")
 LINTED_TESTS = ("agent/arena", "agent/device", "agent/engine")
 # What a linter's rule about speed or about the width of an index is worth in a test: nothing.
 NOT_IN_TESTS = "--checks=-performance-*,-bugprone-narrowing-conversions"
-PYTHON = ("client/python", "examples", "deploy", "tests")
+PYTHON = ("client/python", "examples", "deploy", "dashboards", "tests")
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 WARNINGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wthread-safety", "-Wthread-safety-beta")
 
@@ -101,7 +101,7 @@ def test_the_package_passes_mypy_strict() -> None:
 def test_examples_and_test_tools_pass_mypy_strict() -> None:
     assert not run(
         sys.executable, "-m", "mypy", "--strict", "--cache-dir", CACHE / "mypy",
-        *sources(("client/python/tests", "examples", "deploy", "tests"), ".py"),
+        *sources(("client/python/tests", "examples", "deploy", "dashboards", "tests"), ".py"),
     )  # fmt: skip
 
 
