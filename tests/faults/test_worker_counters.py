@@ -50,7 +50,9 @@ def test_counters_are_live_during_a_run_and_stay_after_its_end(
 
 def test_a_killed_worker_leaves_its_last_counters(cluster: LocalCluster, tmp_path: Path) -> None:
     job_id = _train(cluster, tmp_path, 1000)
-    wait_until(lambda: min(_steps(cluster, job_id), default=0) > 0, 60, "a step of every rank", 0.05)
+    wait_until(
+        lambda: min(_steps(cluster, job_id), default=0) > 0, 60, "a step of every rank", 0.05
+    )
     before = _steps(cluster, job_id)
     os.kill(int(_reports(cluster, job_id)[0]["pid"]), signal.SIGKILL)
     job = cluster.wait_job(job_id, 60)
