@@ -37,6 +37,11 @@ constexpr Bytes kLeaseBytes = 4096;
 }
 
 TEST_F(ChannelTest, AKilledHolderOfAThousandLeasesGivesEveryByteBackWithinTwoSeconds) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP()
+      << "ThreadSanitizer ends a forked child that starts a thread, as the holder does; the "
+         "channel's own threads run under it in descriptor_channel_test";
+#endif
   for (int kill_number = 0; kill_number < kKills; ++kill_number) {
     std::vector<std::string> tokens;
     for (int i = 0; i < kLeases; ++i) {
