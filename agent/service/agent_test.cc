@@ -25,6 +25,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+TEST(RestartsOf, CountsFromTheSecondAttemptOfAJob) {
+  EXPECT_EQ(RestartsOf("job-1-0"), 0);
+  EXPECT_EQ(RestartsOf("job-with-dashes-3-12"), 2);
+  EXPECT_EQ(RestartsOf("unreadable"), 0);
+}
+
 TEST_F(AgentTest, StartsAWorkerWithTorchrunsAndItsOwnVariables) {
   const auto request = Script("env");
   v1::StartWorkerResponse response;
@@ -37,7 +43,7 @@ TEST_F(AgentTest, StartsAWorkerWithTorchrunsAndItsOwnVariables) {
   EXPECT_TRUE(log.complete());
   for (const char* line :
        {"RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "LOCAL_WORLD_SIZE=1", "GROUP_RANK=0",
-        "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1234", "TORCHELASTIC_RESTART_COUNT=1",
+        "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1234", "TORCHELASTIC_RESTART_COUNT=0",
         "TORCHELASTIC_RUN_ID=job", "HYPERFRAMES_COORDINATOR=127.0.0.1:7461",
         "HYPERFRAMES_JOB_ID=job", "HYPERFRAMES_JOB_TOKEN=secret", "HYPERFRAMES_WORKER_ID=job-1-0",
         "HYPERFRAMES_NODE=a", "HYPERFRAMES_GPU=SIM-a-1", "HYPERFRAMES_BACKEND=host",

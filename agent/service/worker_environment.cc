@@ -32,12 +32,12 @@ bool IsName(const std::string& name) {
 
 }  // namespace
 
-int AttemptOf(const std::string& worker_id) {
+int RestartsOf(const std::string& worker_id) {
   const size_t rank = worker_id.rfind('-');
   if (rank == std::string::npos || rank == 0) return 0;
   const size_t attempt = worker_id.rfind('-', rank - 1);
   if (attempt == std::string::npos) return 0;
-  return std::max(0, atoi(worker_id.substr(attempt + 1, rank - attempt - 1).c_str()));
+  return std::max(0, atoi(worker_id.substr(attempt + 1, rank - attempt - 1).c_str()) - 1);
 }
 
 std::map<std::string, std::string> OwnEnvironment() {
@@ -77,7 +77,7 @@ absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
   result["GROUP_RANK"] = std::to_string(request.has_group_rank() ? request.group_rank() : guessed);
   result["MASTER_ADDR"] = request.master_address();
   result["MASTER_PORT"] = std::to_string(request.master_port());
-  result["TORCHELASTIC_RESTART_COUNT"] = std::to_string(AttemptOf(request.worker_id()));
+  result["TORCHELASTIC_RESTART_COUNT"] = std::to_string(RestartsOf(request.worker_id()));
   result["TORCHELASTIC_RUN_ID"] = request.job_id();
   result["HYPERFRAMES_COORDINATOR"] = request.coordinator_address();
   result["HYPERFRAMES_JOB_ID"] = request.job_id();

@@ -26,8 +26,9 @@ absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
 // This process's environment.
 std::map<std::string, std::string> OwnEnvironment();
 
-// N of "<job>-<attempt>-<rank>": how often the job was started before. 0 when unreadable.
-int AttemptOf(const std::string& worker_id);
+// How often the job of "<job>-<attempt>-<rank>" was started before this attempt: the coordinator
+// counts attempts from 1. 0 when unreadable.
+int RestartsOf(const std::string& worker_id);
 
 }  // namespace hyperframes
 
