@@ -8,7 +8,7 @@ from example_jobs import training_job
 from local_cluster import LocalCluster, wait_until
 from summary import load_run
 
-STEPS = 10
+STEPS = 60  # still training when the agent is back, on the fastest machine
 
 
 def test_a_killed_agent_disturbs_nothing_and_comes_back_with_the_same_leases(

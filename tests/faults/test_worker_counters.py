@@ -10,7 +10,7 @@ from typing import Any
 from example_jobs import training_job
 from local_cluster import LocalCluster, wait_until
 
-STEPS = 8
+STEPS = 80  # several seconds of the fastest machine, and reports come once a second
 
 
 def _reports(cluster: LocalCluster, job_id: str) -> list[dict[str, Any]]:

@@ -129,3 +129,11 @@ class Prometheus:
         """The samples of an instant query. ValueError: the expression does not parse."""
         result: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return result
+
+    def query_range(self, expression: str, start: float, end: float) -> list[dict[str, Any]]:
+        """The series of a query over a span of Unix seconds, every half second of it."""
+        data = self.get(
+            "query_range", query=expression, start=f"{start:.3f}", end=f"{end:.3f}", step="0.5"
+        )
+        result: list[dict[str, Any]] = data["result"]
+        return result
