@@ -135,7 +135,7 @@ TEST_F(HfctlTest, AJobFileIsSubmittedAsItIsWritten) {
 TEST_F(HfctlTest, FlagsMakeTheSameKindOfJob) {
   const ProgramResult result = Hfctl({"submit", "--name", "x", "--ranks=2", "--placement", "spread",
                                       "--env", "K=V", "--env", "EMPTY=", "--lent-quota", "1GiB",
-                                      "--", "python", "train.py", "--ranks=9", "--", "-x"});
+                                      "--grace", "60s", "--time-limit", "30m", "--", "python", "train.py", "--ranks=9", "--", "-x"});
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_EQ(result.out, "job-1 QUEUED: waits for 2 free GPUs\n");
   ASSERT_EQ(coordinator_.submitted().size(), 1u);
@@ -146,6 +146,8 @@ TEST_F(HfctlTest, FlagsMakeTheSameKindOfJob) {
   EXPECT_EQ(spec.env().at("K"), "V");
   EXPECT_EQ(spec.env().at("EMPTY"), "");
   EXPECT_EQ(spec.lent_bytes_quota(), kGiB);
+  EXPECT_EQ(spec.grace_s(), 60);
+  EXPECT_EQ(spec.time_limit_s(), 1800);
   EXPECT_THAT(spec.command(),
               ::testing::ElementsAre("python", "train.py", "--ranks=9", "--", "-x"));
   EXPECT_FALSE(spec.working_directory().empty());

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "client/cli/commands.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
@@ -63,6 +64,9 @@ void PrintJob(const v1::Job& job, std::ostream* out) {
   PrintField(out, "ranks", absl::StrCat(job.spec().ranks()));
   PrintField(out, "placement",
              job.spec().placement() == v1::JobSpec::PLACEMENT_SPREAD ? "spread" : "pack");
+  if (job.spec().time_limit_s() > 0) {
+    PrintField(out, "time limit", absl::FormatDuration(absl::Seconds(job.spec().time_limit_s())));
+  }
   PrintField(out, "command", absl::StrJoin(job.spec().command(), " "));
   PrintField(out, "directory", job.spec().working_directory());
   if (!job.plan_id().empty()) {

@@ -34,11 +34,13 @@ struct JobFlags {
   Bytes lent_quota = 0;
   Bytes host_quota = 0;
   absl::Duration grace = absl::ZeroDuration();
+  absl::Duration time_limit = absl::ZeroDuration();
 };
 
 // Those that contradict a job file.
 constexpr const char* kJobFlagNames[] = {
-    "name", "ranks", "placement", "working-directory", "lent-quota", "host-quota", "grace"};
+    "name",       "ranks",      "placement", "working-directory",
+    "lent-quota", "host-quota", "grace",     "time-limit"};
 
 void Declare(JobFlags* flags, Config* config) {
   config->AddString(&flags->name, "name", "name of the job, for people; empty: after its program");
@@ -49,6 +51,8 @@ void Declare(JobFlags* flags, Config* config) {
   config->AddBytes(&flags->lent_quota, "lent-quota", "bytes on peers over all ranks; 0: no quota");
   config->AddBytes(&flags->host_quota, "host-quota", "bytes in host memory; 0: no quota");
   config->AddDuration(&flags->grace, "grace", "between SIGTERM and SIGKILL; 0: 10s");
+  config->AddDuration(&flags->time_limit, "time-limit",
+                      "from its start on; then it ends as TIMEOUT; 0: none");
 }
 
 // What a job is called that nobody named: after its program, in the letters that names may have.
@@ -118,6 +122,7 @@ absl::StatusOr<v1::JobSpec> SpecFromFlags(const JobFlags& flags,
   spec.set_lent_bytes_quota(flags.lent_quota);
   spec.set_host_bytes_quota(flags.host_quota);
   spec.set_grace_s(absl::ToDoubleSeconds(flags.grace));
+  spec.set_time_limit_s(absl::ToDoubleSeconds(flags.time_limit));
   return spec;
 }
 

@@ -115,6 +115,10 @@ absl::Status ValidateJobSpec(const v1::JobSpec& spec) {
   if (!(spec.grace_s() >= 0 && spec.grace_s() <= 3600)) {
     return Bad("grace_s", absl::StrCat(spec.grace_s()), "0 to 3600 seconds");
   }
+  if (!(spec.time_limit_s() >= 0 && spec.time_limit_s() <= kLongestTimeLimitSeconds)) {
+    return Bad("time_limit_s", absl::StrCat(spec.time_limit_s()),
+               absl::StrCat("0 (none) to ", kLongestTimeLimitSeconds, " seconds"));
+  }
   return absl::OkStatus();
 }
 

@@ -15,7 +15,8 @@ bool LegalJobMove(v1::JobState from, v1::JobState to) {
     case v1::JOB_STATE_RUNNING:
       return to == v1::JOB_STATE_SUCCEEDED || to == v1::JOB_STATE_STOPPING;
     case v1::JOB_STATE_STOPPING:
-      return to == v1::JOB_STATE_FAILED || to == v1::JOB_STATE_CANCELLED;
+      return to == v1::JOB_STATE_FAILED || to == v1::JOB_STATE_CANCELLED ||
+             to == v1::JOB_STATE_TIMEOUT;
     default:
       return false;
   }

@@ -39,6 +39,7 @@ TEST(JobState, AllowsExactlyTheListedMoves) {
       {v1::JOB_STATE_RUNNING, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_FAILED},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_CANCELLED},
+      {v1::JOB_STATE_STOPPING, v1::JOB_STATE_TIMEOUT},
   };
   for (int from = 0; from < v1::JobState_ARRAYSIZE; ++from) {
     for (int to = 0; to < v1::JobState_ARRAYSIZE; ++to) {
@@ -95,6 +96,11 @@ TEST(JobSpec, NamesTheFieldThatIsWrong) {
   v1::JobSpec grace = Spec();
   grace.set_grace_s(std::numeric_limits<double>::quiet_NaN());
   ExpectBad(grace, "grace_s");
+  for (const double limit : {-1.0, 1e12, std::numeric_limits<double>::quiet_NaN()}) {
+    v1::JobSpec overlong = Spec();
+    overlong.set_time_limit_s(limit);
+    ExpectBad(overlong, "time_limit_s");
+  }
   v1::JobSpec placement = Spec();
   placement.set_placement(static_cast<v1::JobSpec::Placement>(7));
   ExpectBad(placement, "placement");

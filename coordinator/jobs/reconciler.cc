@@ -17,7 +17,13 @@
 namespace hyperframes {
 namespace {
 
-constexpr double kDefaultGraceSeconds = 10;
+constexpr absl::Duration kDefaultGrace = absl::Seconds(10);
+
+double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::UnixEpoch()); }
+
+absl::Duration Grace(const v1::JobRecord& job) {
+  return job.spec().grace_s() > 0 ? absl::Seconds(job.spec().grace_s()) : kDefaultGrace;
+}
 
 std::string Ended(const v1::JobWorkerRecord& worker) {
   const v1::WorkerReport& report = worker.report();
@@ -200,6 +206,7 @@ void Reconciler::Begin(const JobBook::Record& job) {
     record->set_message("workers are being started");
     record->set_master_address(port->host());
     record->set_master_port(port->port());
+    if (record->started_unix_s() == 0) record->set_started_unix_s(UnixSeconds(book_->wall_now()));
     return absl::OkStatus();
   });
   if (started.ok()) StartWorkers(*started);
@@ -246,8 +253,7 @@ v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
 
 void Reconciler::StartWorkers(const JobBook::Record& job) {
   if (job->state() != v1::JOB_STATE_STARTING) return;
-  const double started_s =
-      absl::ToDoubleSeconds(book_->wall_now() - absl::UnixEpoch()) - job->state_since_unix_s();
+  const double started_s = UnixSeconds(book_->wall_now()) - job->state_since_unix_s();
   std::string waiting;
   for (const v1::JobWorkerRecord& worker : job->workers()) {
     if (Failed(worker)) return Judge(job);
@@ -280,6 +286,8 @@ void Reconciler::StartWorkers(const JobBook::Record& job) {
       return absl::OkStatus();
     });
     if (running.ok()) Judge(*running);
+  } else if (EndOverdue(*job)) {
+    return;
   } else if (started_s > absl::ToDoubleSeconds(options_.start_timeout)) {
     Fail(job->id(), "start_timeout",
          absl::StrCat(waiting, " did not run within ",
@@ -308,6 +316,7 @@ void Reconciler::Judge(const JobBook::Record& job) {
     if (!ended.ok()) LOG(WARNING) << job->id() << ": " << ended.status();
     return;
   }
+  if (EndOverdue(*job)) return;
   // A lost agent is no lost worker: the job runs on, and its user is told what is not known.
   std::string message = AllRanksRun(job->workers_size());
   for (const v1::JobWorkerRecord& worker : job->workers()) {
@@ -355,7 +364,7 @@ absl::Status Reconciler::StopOne(const v1::JobRecord& job, const v1::JobWorkerRe
   v1::StopWorkerRequest request;
   request.set_epoch(options_.epoch);
   request.set_worker_id(worker.worker_id());
-  request.set_grace_s(job.spec().grace_s() > 0 ? job.spec().grace_s() : kDefaultGraceSeconds);
+  request.set_grace_s(absl::ToDoubleSeconds(Grace(job)));
   const absl::StatusOr<v1::WorkerReport> report = agents_->StopWorker(*address, request);
   if (report.ok()) {
     Record(job.id(), worker.worker_id(), *report);
@@ -391,6 +400,22 @@ void Reconciler::Record(const std::string& job, const std::string& worker,
 
 void Reconciler::Fail(const std::string& job, const std::string& reason,
                       const std::string& message) {
+  End(job, v1::JOB_STATE_FAILED, reason, message);
+}
+
+bool Reconciler::EndOverdue(const v1::JobRecord& job) {
+  const double limit_s = job.spec().time_limit_s();
+  if (limit_s <= 0 || job.started_unix_s() == 0) return false;
+  if (UnixSeconds(book_->wall_now()) - job.started_unix_s() < limit_s) return false;
+  End(job.id(), v1::JOB_STATE_TIMEOUT, "time_limit",
+      absl::StrCat("its time limit of ", absl::FormatDuration(absl::Seconds(limit_s)),
+                   " was reached; its workers had ", absl::FormatDuration(Grace(job)),
+                   " to save and end"));
+  return true;
+}
+
+void Reconciler::End(const std::string& job, v1::JobState final_state, const std::string& reason,
+                     const std::string& message) {
   const auto updated = book_->Update(job, [&](v1::JobRecord* record) {
     if (IsFinalJobState(record->state()) || record->state() == v1::JOB_STATE_STOPPING) {
       return absl::OkStatus();
@@ -398,7 +423,7 @@ void Reconciler::Fail(const std::string& job, const std::string& reason,
     record->set_state(v1::JOB_STATE_STOPPING);
     record->set_reason(reason);
     record->set_message(message);
-    record->set_final_state(v1::JOB_STATE_FAILED);
+    record->set_final_state(final_state);
     record->set_final_reason(reason);
     record->set_final_message(message);
     return absl::OkStatus();

@@ -61,6 +61,11 @@ class Reconciler {
   // Writes what an agent answered about one worker.
   void Record(const std::string& job, const std::string& worker, const v1::WorkerReport& report);
   void Fail(const std::string& job, const std::string& reason, const std::string& message);
+  // Stops the job's workers on the way to `final_state`.
+  void End(const std::string& job, v1::JobState final_state, const std::string& reason,
+           const std::string& message);
+  // True when the job was ended for its time limit.
+  bool EndOverdue(const v1::JobRecord& job);
   // The node's agent, when it can be asked now.
   absl::StatusOr<std::string> Address(const std::string& node) const;
   bool Unreachable(const std::string& node) const;

@@ -75,7 +75,7 @@ class JobLife : public testing::Test {
   }
 
   MemoryStore store_;
-  FakeClock clock_;
+  FakeClock clock_{absl::FromUnixSeconds(1800000000)};  // Job times are a wall clock's.
   FakeAgents agents_;
   int64_t epoch_ = 0;
   std::unique_ptr<HeartbeatLedger> ledger_;
@@ -193,6 +193,65 @@ TEST_F(JobLife, CancelStopsTheWorkersAndFreesTheGpus) {
   const std::string next = Submit(4);
   Pass();
   EXPECT_EQ(Job(next)->state(), v1::JOB_STATE_RUNNING);
+}
+
+// docs/cases.md C19.
+TEST_F(JobLife, AWorkerThatSavesWithinItsGraceAtTheTimeLimitEndsAsTimeout) {
+  agents_.LetWorkersSave();
+  v1::JobSpec spec = Spec(1);
+  spec.set_time_limit_s(1800);
+  spec.set_grace_s(60);
+  const std::string id = (*book_->Submit(spec, ""))->id();
+  clock_.Advance(absl::Hours(1));  // In the queue: no part of its time.
+  Pass();
+  clock_.Advance(absl::Seconds(1799));
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_RUNNING);
+  clock_.Advance(absl::Seconds(1));
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_STOPPING);
+  EXPECT_EQ(Job(id)->reason(), "time_limit");
+  EXPECT_EQ(agents_.At("a").graces[id + "-1-0"], 60);
+  clock_.Advance(absl::Seconds(45));
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_STOPPING) << "it saves";
+  agents_.Exit("a", id + "-1-0", 0);
+  Report("a");
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_TIMEOUT);
+  EXPECT_EQ(Job(id)->reason(), "time_limit");
+  EXPECT_TRUE(absl::StrContains(Job(id)->message(), "30m")) << Job(id)->message();
+  EXPECT_TRUE(book_->Active().empty());
+}
+
+TEST_F(JobLife, ATimeLimitOutlivesTheCoordinator) {
+  v1::JobSpec spec = Spec(1);
+  spec.set_time_limit_s(1800);
+  const std::string id = (*book_->Submit(spec, ""))->id();
+  Pass();
+  clock_.Advance(absl::Seconds(1000));
+  Restart();
+  Register("a", 1);
+  Register("b", 1);
+  Report("a");
+  clock_.Advance(absl::Seconds(799));
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_RUNNING);
+  clock_.Advance(absl::Seconds(1));
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_TIMEOUT);
+}
+
+TEST_F(JobLife, AnEndBeforeTheTimeLimitIsSeenCountsAsItsOwn) {
+  v1::JobSpec spec = Spec(1);
+  spec.set_time_limit_s(10);
+  const std::string id = (*book_->Submit(spec, ""))->id();
+  Pass();
+  agents_.Exit("a", id + "-1-0", 0);
+  clock_.Advance(absl::Seconds(11));
+  Report("a");
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_SUCCEEDED);
 }
 
 // docs/cases.md C18.

@@ -44,6 +44,18 @@ def test_cancelling_ends_every_descendant(shared_cluster: LocalCluster) -> None:
     wait_until(lambda: not any(map(_alive, mine)), 2, "every process of the job to end")
 
 
+def test_a_job_saves_within_its_grace_at_the_time_limit_and_ends_as_timeout(
+    shared_cluster: LocalCluster,
+) -> None:
+    save = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    job_id = shared_cluster.submit(shell_job(save, time_limit_s=2, grace_s=20))
+    job = shared_cluster.wait_job(job_id, 20)
+    assert job["state"] == "JOB_STATE_TIMEOUT", job
+    assert job["reason"] == "time_limit"
+    assert "2s" in job["message"]
+    assert shared_cluster.whole_log(job_id, 0) == "up\nsaved\n"
+
+
 def test_an_impossible_job_waits_with_its_reason_and_the_next_one_passes(
     shared_cluster: LocalCluster,
 ) -> None:
@@ -70,7 +82,14 @@ def test_a_job_with_an_unknown_field_is_refused_by_name(shared_cluster: LocalClu
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("command", []), ("ranks", 0), ("ranks", -3), ("name", "no spaces here"), ("grace_s", -1)],
+    [
+        ("command", []),
+        ("ranks", 0),
+        ("ranks", -3),
+        ("name", "no spaces here"),
+        ("grace_s", -1),
+        ("time_limit_s", -1),
+    ],
 )
 def test_a_job_with_a_bad_value_is_refused_by_field(
     shared_cluster: LocalCluster, field: str, value: object
