@@ -64,6 +64,10 @@ void PrintJob(const v1::Job& job, std::ostream* out) {
   PrintField(out, "ranks", absl::StrCat(job.spec().ranks()));
   PrintField(out, "placement",
              job.spec().placement() == v1::JobSpec::PLACEMENT_SPREAD ? "spread" : "pack");
+  if (job.spec().max_restarts() > 0) {
+    PrintField(out, "restarts",
+               absl::StrCat(job.restarts(), " of at most ", job.spec().max_restarts()));
+  }
   if (job.spec().time_limit_s() > 0) {
     PrintField(out, "time limit", absl::FormatDuration(absl::Seconds(job.spec().time_limit_s())));
   }
@@ -103,12 +107,18 @@ absl::StatusOr<int> RunJobs(CommandLine* line) {
     HF_RETURN_IF_ERROR(line->PrintJson(response));
     return kExitOk;
   }
-  Table table(
-      {{"ID"}, {"NAME"}, {"STATE"}, {"RANKS", kRight}, {"AGE", kRight}, {"REASON"}, {"MESSAGE"}});
+  Table table({{"ID"},
+               {"NAME"},
+               {"STATE"},
+               {"RANKS", kRight},
+               {"RESTARTS", kRight},
+               {"AGE", kRight},
+               {"REASON"},
+               {"MESSAGE"}});
   for (const v1::Job& job : response.jobs()) {
     table.AddRow({job.id(), job.spec().name(), JobStateName(job.state()),
-                  absl::StrCat(job.spec().ranks()), AgeText(job.age_s()), job.reason(),
-                  job.message()});
+                  absl::StrCat(job.spec().ranks()), absl::StrCat(job.restarts()),
+                  AgeText(job.age_s()), job.reason(), job.message()});
   }
   if (response.jobs().empty()) {
     *line->out() << "no jobs yet; `hfctl submit -- COMMAND` queues one\n";

@@ -13,6 +13,7 @@ namespace hyperframes {
 constexpr int kMaxRanks = 1024;
 constexpr int kMaxCommandArguments = 1024;
 constexpr int kMaxEnvironment = 1024;
+constexpr int kMostRestarts = 1000;
 constexpr int64_t kLongestTimeLimitSeconds = int64_t{366} * 86400;
 constexpr size_t kMaxSpecTextBytes = size_t{128} * 1024;  // Of command, and of environment.
 

@@ -6,10 +6,10 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "coordinator/jobs/admission.h"
+#include "coordinator/jobs/failures.h"
 #include "coordinator/jobs/job_state.h"
 #include "coordinator/jobs/worker_reports.h"
 #include "coordinator/membership/node_state.h"
@@ -25,48 +25,8 @@ absl::Duration Grace(const v1::JobRecord& job) {
   return job.spec().grace_s() > 0 ? absl::Seconds(job.spec().grace_s()) : kDefaultGrace;
 }
 
-std::string Ended(const v1::JobWorkerRecord& worker) {
-  const v1::WorkerReport& report = worker.report();
-  std::string text = absl::StrCat("rank ", worker.rank(), " on node ", worker.node());
-  if (report.term_signal() != 0) {
-    absl::StrAppend(&text, " was ended by signal ", report.term_signal());
-  } else {
-    absl::StrAppend(&text, " exited with code ", report.exit_code());
-  }
-  // Agents tell code and signal in words, too: said once is enough.
-  if (!report.message().empty() && !absl::StartsWith(report.message(), "exit code") &&
-      !absl::StartsWith(report.message(), "ended by signal")) {
-    absl::StrAppend(&text, ": ", report.message());
-  }
-  return text;
-}
-
 std::string AllRanksRun(int ranks) {
   return ranks == 1 ? "its only rank runs" : absl::StrCat("all ", ranks, " ranks run");
-}
-
-bool Failed(const v1::JobWorkerRecord& worker) {
-  return worker.report().state() == v1::WORKER_STATE_EXITED &&
-         (worker.report().exit_code() != 0 || worker.report().term_signal() != 0);
-}
-
-// Of several that ended in one look: a signal is a cause more often than a consequence (a peer of a
-// killed rank exits with an error of its communication), then the lowest rank.
-const v1::JobWorkerRecord* FirstFailed(const v1::JobRecord& job) {
-  const v1::JobWorkerRecord* first = nullptr;
-  for (const v1::JobWorkerRecord& worker : job.workers()) {
-    if (!Failed(worker)) continue;
-    if (first == nullptr ||
-        (first->report().term_signal() == 0 && worker.report().term_signal() != 0)) {
-      first = &worker;
-    }
-  }
-  return first;
-}
-
-std::string FailureReason(const v1::JobWorkerRecord& worker) {
-  if (worker.report().message() == "worker_lost") return "worker_lost";
-  return worker.report().term_signal() != 0 ? "signal" : "exit_code";
 }
 
 }  // namespace
@@ -138,18 +98,7 @@ void Reconciler::AdmitQueued(const std::vector<JobBook::Record>& active) {
       record->set_state(v1::JOB_STATE_ADMITTED);
       record->set_reason("admitted");
       record->set_message(absl::StrCat("has ", verdict.seats.size(), " GPUs"));
-      record->set_attempt(record->attempt() + 1);
-      record->clear_workers();
-      for (size_t rank = 0; rank < verdict.seats.size(); ++rank) {
-        const Seat& seat = verdict.seats[rank];
-        v1::JobWorkerRecord* worker = record->add_workers();
-        worker->set_rank(static_cast<int32_t>(rank));
-        worker->set_node(seat.node);
-        worker->set_gpu(seat.gpu);
-        worker->set_local_rank(seat.local_rank);
-        worker->set_local_world_size(seat.local_world_size);
-        worker->set_worker_id(absl::StrCat(record->id(), "-", record->attempt(), "-", rank));
-      }
+      SeatWorkers(verdict.seats, record);
       return absl::OkStatus();
     });
     if (!updated.ok()) LOG(WARNING) << "admission of " << job->id() << ": " << updated.status();
@@ -164,6 +113,8 @@ void Reconciler::Advance(const JobBook::Record& job) {
       return StartWorkers(job);
     case v1::JOB_STATE_RUNNING:
       return Judge(job);
+    case v1::JOB_STATE_RESTARTING:
+      return Restart(job);
     case v1::JOB_STATE_STOPPING:
       return StopWorkers(job);
     default:
@@ -248,6 +199,7 @@ v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
   request.set_working_directory(job.spec().working_directory());
   request.set_job_token(job.token());
   request.set_coordinator_address(coordinator_address_);
+  request.set_restart_count(job.restarts());
   return request;
 }
 
@@ -297,7 +249,7 @@ void Reconciler::StartWorkers(const JobBook::Record& job) {
 
 void Reconciler::Judge(const JobBook::Record& job) {
   const v1::JobWorkerRecord* failed = FirstFailed(*job);
-  if (failed != nullptr) return Fail(job->id(), FailureReason(*failed), Ended(*failed));
+  if (failed != nullptr) return FailOrRestart(*job, *failed);
   if (job->state() != v1::JOB_STATE_RUNNING) return;
   const bool all_ended = std::all_of(job->workers().begin(), job->workers().end(),
                                      [](const v1::JobWorkerRecord& worker) {
@@ -328,19 +280,30 @@ void Reconciler::Judge(const JobBook::Record& job) {
   book_->Explain(job->id(), "running", message);
 }
 
-void Reconciler::StopWorkers(const JobBook::Record& job) {
+std::string Reconciler::StopRanks(const v1::JobRecord& job) {
   std::string waiting;
-  for (const v1::JobWorkerRecord& worker : job->workers()) {
+  for (const v1::JobWorkerRecord& worker : job.workers()) {
     if (worker.released()) continue;
-    const absl::Status stopped = StopOne(*job, worker);
+    const absl::Status stopped = StopOne(job, worker);
     if (!stopped.ok()) waiting = std::string(stopped.message());
   }
+  return waiting;
+}
+
+void Reconciler::StopWorkers(const JobBook::Record& job) {
+  const std::string waiting = StopRanks(*job);
   if (!waiting.empty()) {
     book_->Explain(job->id(), job->reason(), absl::StrCat(job->final_message(), "; ", waiting));
     return;
   }
   const auto ended = book_->Update(job->id(), [](v1::JobRecord* record) {
     if (record->state() != v1::JOB_STATE_STOPPING) return absl::OkStatus();
+    // The rank whose end was heard of first need not be the one that ended first.
+    const v1::JobWorkerRecord* first = FirstFailed(*record);
+    if (first != nullptr && IsFailureReason(record->final_reason())) {
+      record->set_final_reason(FailureReason(*first));
+      record->set_final_message(FailureText(*record, *first));
+    }
     record->set_state(record->final_state());
     record->set_reason(record->final_reason());
     record->set_message(record->final_message());
@@ -391,7 +354,7 @@ void Reconciler::Record(const std::string& job, const std::string& worker,
                         const v1::WorkerReport& report) {
   const auto updated = book_->Update(job, [&](v1::JobRecord* record) {
     for (auto& known : *record->mutable_workers()) {
-      if (known.worker_id() == worker) MergeReport(report, &known);
+      if (known.worker_id() == worker) MergeReport(report, book_->wall_now(), &known);
     }
     return absl::OkStatus();
   });
