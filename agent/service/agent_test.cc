@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "agent/service/agent_fixture.h"
+#include "agent/service/conversions.h"
 #include "agent/service/link_report.h"
 #include "agent/service/status_pages.h"
 #include "agent/service/worker_environment.h"
@@ -51,6 +52,42 @@ TEST_F(AgentTest, StartsAWorkerWithTorchrunsAndItsOwnVariables) {
     EXPECT_THAT(log.data(), HasSubstr(std::string(line) + "\n"));
   }
   EXPECT_THAT(log.data(), HasSubstr("HYPERFRAMES_WORKER_SOCKET=" + directory_ + "/agent.sock\n"));
+}
+
+TEST_F(AgentTest, TheCoordinatorsCountOfRestartsGoesToTheWorker) {
+  auto request = Script("echo count $TORCHELASTIC_RESTART_COUNT");
+  request.set_worker_id("job-4-0");
+  request.set_restart_count(0);
+  v1::StartWorkerResponse response;
+  ASSERT_TRUE(service_->StartWorker(nullptr, &request, &response).ok());
+  WaitForEnd("job-4-0");
+  v1::ReadWorkerLogRequest read;
+  read.set_worker_id("job-4-0");
+  v1::ReadLogResponse log;
+  ASSERT_TRUE(service_->ReadWorkerLog(nullptr, &read, &log).ok());
+  EXPECT_EQ(log.data(), "count 0\n");
+}
+
+TEST_F(AgentTest, TellsWhichOfTwoWorkersEndedFirst) {
+  const auto start = [&](const std::string& id, const std::string& script) {
+    auto request = Script(script);
+    request.set_worker_id(id);
+    v1::StartWorkerResponse response;
+    ASSERT_TRUE(service_->StartWorker(nullptr, &request, &response).ok());
+  };
+  const std::string flag = directory_ + "/second-may-end";
+  start("job-1-0", "while [ ! -e " + flag + " ]; do sleep 0.01; done; exit 1");
+  start("job-1-1", "exit 2");
+  const WorkerInfo first = WaitForEnd("job-1-1");
+  EXPECT_FALSE(ToProto(node_->supervisor()->Workers()[0], {}).has_ended_ago_s()) << "it runs";
+  std::ofstream(flag) << "now";
+  const WorkerInfo second = WaitForEnd("job-1-0");
+  // Told late, and still in the order of the ends.
+  const double second_ago = ToProto(second, {}).ended_ago_s();
+  const double first_ago = ToProto(first, {}).ended_ago_s();
+  EXPECT_GE(second_ago, 0);
+  EXPECT_GT(first_ago, second_ago);
+  EXPECT_LT(first_ago, 60);
 }
 
 TEST_F(AgentTest, RefusesVariablesThatAreOursAndGpusOfOtherNodes) {

@@ -3,6 +3,9 @@
 #include <map>
 #include <string>
 
+#include "agent/supervisor/process_identity.h"
+#include "common/clock.h"
+
 namespace hyperframes {
 
 v1::LeaseReport ToProto(const LeaseRecord& record) {
@@ -33,6 +36,11 @@ v1::WorkerReport ToProto(const WorkerInfo& info, const CountersReading& counters
   report.set_activation_bytes(counters.activation_bytes);
   report.set_activation_peak_bytes(counters.activation_peak_bytes);
   report.set_steps(counters.steps);
+  // Another boot's clock tells nothing here.
+  if (info.status.state == WorkerState::kExited && info.status.ended != absl::InfinitePast() &&
+      info.status.shim.boot_id == BootId()) {
+    report.set_ended_ago_s(absl::ToDoubleSeconds(MonotonicClock()->Now() - info.status.ended));
+  }
   return report;
 }
 

@@ -77,7 +77,8 @@ absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
   result["GROUP_RANK"] = std::to_string(request.has_group_rank() ? request.group_rank() : guessed);
   result["MASTER_ADDR"] = request.master_address();
   result["MASTER_PORT"] = std::to_string(request.master_port());
-  result["TORCHELASTIC_RESTART_COUNT"] = std::to_string(RestartsOf(request.worker_id()));
+  result["TORCHELASTIC_RESTART_COUNT"] = std::to_string(
+      request.has_restart_count() ? request.restart_count() : RestartsOf(request.worker_id()));
   result["TORCHELASTIC_RUN_ID"] = request.job_id();
   result["HYPERFRAMES_COORDINATOR"] = request.coordinator_address();
   result["HYPERFRAMES_JOB_ID"] = request.job_id();

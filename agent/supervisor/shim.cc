@@ -214,6 +214,7 @@ void Shim::Reap() {
     if (pid <= 0) return;
     if (pid != status_.worker.pid || worker_ended_) continue;
     worker_ended_ = true;
+    status_.ended = MonotonicClock()->Now();
     if (WIFSIGNALED(status)) {
       status_.term_signal = WTERMSIG(status);
     } else {

@@ -396,6 +396,7 @@ WorkerStatus Supervisor::EndWithoutShim(const std::string& worker_id, const Work
     status.message = "the node restarted";
   } else {
     status.term_signal = SIGKILL;
+    status.ended = MonotonicClock()->Now();
     status.message = "its shim was ended from outside";
   }
   WriteStatus(DirectoryOf(worker_id), status).IgnoreError();

@@ -63,10 +63,11 @@ absl::StatusOr<WorkerSpec> ReadSpec(const std::string& directory) {
 }
 
 absl::Status WriteStatus(const std::string& directory, const WorkerStatus& status) {
-  const Json json = {
+  Json json = {
       {"state", static_cast<int>(status.state)}, {"shim", ToJson(status.shim)},
       {"worker", ToJson(status.worker)},         {"exit_code", status.exit_code},
       {"term_signal", status.term_signal},       {"message", status.message.substr(0, 512)}};
+  if (status.ended != absl::InfinitePast()) json["ended_ns"] = absl::ToUnixNanos(status.ended);
   return WriteRecordFile(directory + "/" + kStatusFile, Dump(json), /*durable=*/true);
 }
 
@@ -87,6 +88,10 @@ absl::StatusOr<WorkerStatus> ReadStatus(const std::string& directory) {
     status.exit_code = json.at("exit_code").get<int>();
     status.term_signal = json.at("term_signal").get<int>();
     status.message = json.at("message").get<std::string>();
+    // Shims of an earlier version do not say it.
+    if (json.contains("ended_ns")) {
+      status.ended = absl::FromUnixNanos(json.at("ended_ns").get<int64_t>());
+    }
     return status;
   } catch (const Json::exception& error) {
     return Unreadable(path, error);

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "agent/supervisor/process_identity.h"
 #include "common/units.h"
 
@@ -46,6 +47,9 @@ struct WorkerStatus {
   int exit_code = 0;
   int term_signal = 0;
   std::string message;  // At most 512 bytes.
+  // When the worker itself ended, by the monotonic clock of the boot that `shim` names, which all
+  // processes share. InfinitePast: not yet, or not known.
+  absl::Time ended = absl::InfinitePast();
 };
 
 constexpr char kSpecFile[] = "spec.json";

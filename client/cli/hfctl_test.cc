@@ -133,9 +133,12 @@ TEST_F(HfctlTest, AJobFileIsSubmittedAsItIsWritten) {
 }
 
 TEST_F(HfctlTest, FlagsMakeTheSameKindOfJob) {
-  const ProgramResult result = Hfctl({"submit", "--name", "x", "--ranks=2", "--placement", "spread",
-                                      "--env", "K=V", "--env", "EMPTY=", "--lent-quota", "1GiB",
-                                      "--", "python", "train.py", "--ranks=9", "--", "-x"});
+  const ProgramResult result =
+      Hfctl({"submit",       "--name",         "x",       "--ranks=2", "--placement",
+             "spread",       "--env",          "K=V",     "--env",     "EMPTY=",
+             "--lent-quota", "1GiB",           "--grace", "60s",       "--time-limit",
+             "30m",          "--max-restarts", "3",       "--",        "python",
+             "train.py",     "--ranks=9",      "--",      "-x"});
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_EQ(result.out, "job-1 QUEUED: waits for 2 free GPUs\n");
   ASSERT_EQ(coordinator_.submitted().size(), 1u);
@@ -146,6 +149,9 @@ TEST_F(HfctlTest, FlagsMakeTheSameKindOfJob) {
   EXPECT_EQ(spec.env().at("K"), "V");
   EXPECT_EQ(spec.env().at("EMPTY"), "");
   EXPECT_EQ(spec.lent_bytes_quota(), kGiB);
+  EXPECT_EQ(spec.grace_s(), 60);
+  EXPECT_EQ(spec.time_limit_s(), 1800);
+  EXPECT_EQ(spec.max_restarts(), 3);
   EXPECT_THAT(spec.command(),
               ::testing::ElementsAre("python", "train.py", "--ranks=9", "--", "-x"));
   EXPECT_FALSE(spec.working_directory().empty());
@@ -185,14 +191,20 @@ TEST_F(HfctlTest, JobsAndDescribeShowReasonAndWorkers) {
   worker->set_node("b");
   worker->mutable_report()->set_state(v1::WORKER_STATE_EXITED);
   worker->mutable_report()->set_exit_code(3);
+  job.mutable_spec()->set_max_restarts(3);
+  job.mutable_spec()->set_time_limit_s(1800);
+  job.set_restarts(2);
   coordinator_.AddJob(job);
   const ProgramResult jobs = Hfctl({"jobs"});
   EXPECT_EQ(jobs.exit_code, kExitOk) << jobs.err;
+  EXPECT_THAT(jobs.out, HasSubstr("RESTARTS"));
   EXPECT_THAT(jobs.out, HasSubstr("rank 1 ended with exit code 3"));
   const ProgramResult described = Hfctl({"job", "describe", "job-1"});
   EXPECT_EQ(described.exit_code, kExitOk) << described.err;
   EXPECT_THAT(described.out, HasSubstr("FAILED"));
   EXPECT_THAT(described.out, HasSubstr("exit code 3"));
+  EXPECT_THAT(described.out, HasSubstr("restarts:   2 of at most 3\n"));
+  EXPECT_THAT(described.out, HasSubstr("time limit: 30m\n"));
 }
 
 TEST_F(HfctlTest, LogsArePrintedByteForByte) {

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "client/cli/commands.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
@@ -63,6 +64,13 @@ void PrintJob(const v1::Job& job, std::ostream* out) {
   PrintField(out, "ranks", absl::StrCat(job.spec().ranks()));
   PrintField(out, "placement",
              job.spec().placement() == v1::JobSpec::PLACEMENT_SPREAD ? "spread" : "pack");
+  if (job.spec().max_restarts() > 0) {
+    PrintField(out, "restarts",
+               absl::StrCat(job.restarts(), " of at most ", job.spec().max_restarts()));
+  }
+  if (job.spec().time_limit_s() > 0) {
+    PrintField(out, "time limit", absl::FormatDuration(absl::Seconds(job.spec().time_limit_s())));
+  }
   PrintField(out, "command", absl::StrJoin(job.spec().command(), " "));
   PrintField(out, "directory", job.spec().working_directory());
   if (!job.plan_id().empty()) {
@@ -99,12 +107,18 @@ absl::StatusOr<int> RunJobs(CommandLine* line) {
     HF_RETURN_IF_ERROR(line->PrintJson(response));
     return kExitOk;
   }
-  Table table(
-      {{"ID"}, {"NAME"}, {"STATE"}, {"RANKS", kRight}, {"AGE", kRight}, {"REASON"}, {"MESSAGE"}});
+  Table table({{"ID"},
+               {"NAME"},
+               {"STATE"},
+               {"RANKS", kRight},
+               {"RESTARTS", kRight},
+               {"AGE", kRight},
+               {"REASON"},
+               {"MESSAGE"}});
   for (const v1::Job& job : response.jobs()) {
     table.AddRow({job.id(), job.spec().name(), JobStateName(job.state()),
-                  absl::StrCat(job.spec().ranks()), AgeText(job.age_s()), job.reason(),
-                  job.message()});
+                  absl::StrCat(job.spec().ranks()), absl::StrCat(job.restarts()),
+                  AgeText(job.age_s()), job.reason(), job.message()});
   }
   if (response.jobs().empty()) {
     *line->out() << "no jobs yet; `hfctl submit -- COMMAND` queues one\n";

@@ -23,6 +23,7 @@ namespace {
 
 constexpr std::streamsize kLongestJobFile = 1 << 20;
 constexpr int64_t kMostRanks = 65536;
+constexpr int64_t kMostRestarts = 1000;
 constexpr size_t kLongestName = 63;
 
 // The flags that describe a job, where no file does.
@@ -34,11 +35,14 @@ struct JobFlags {
   Bytes lent_quota = 0;
   Bytes host_quota = 0;
   absl::Duration grace = absl::ZeroDuration();
+  absl::Duration time_limit = absl::ZeroDuration();
+  int64_t max_restarts = 0;
 };
 
 // Those that contradict a job file.
 constexpr const char* kJobFlagNames[] = {
-    "name", "ranks", "placement", "working-directory", "lent-quota", "host-quota", "grace"};
+    "name",       "ranks", "placement",  "working-directory", "lent-quota",
+    "host-quota", "grace", "time-limit", "max-restarts"};
 
 void Declare(JobFlags* flags, Config* config) {
   config->AddString(&flags->name, "name", "name of the job, for people; empty: after its program");
@@ -49,6 +53,10 @@ void Declare(JobFlags* flags, Config* config) {
   config->AddBytes(&flags->lent_quota, "lent-quota", "bytes on peers over all ranks; 0: no quota");
   config->AddBytes(&flags->host_quota, "host-quota", "bytes in host memory; 0: no quota");
   config->AddDuration(&flags->grace, "grace", "between SIGTERM and SIGKILL; 0: 10s");
+  config->AddInt(&flags->max_restarts, "max-restarts", 0, kMostRestarts,
+                 "after a rank has failed; exit code 93 asks for none");
+  config->AddDuration(&flags->time_limit, "time-limit",
+                      "from its start on; then it ends as TIMEOUT; 0: none");
 }
 
 // What a job is called that nobody named: after its program, in the letters that names may have.
@@ -118,6 +126,8 @@ absl::StatusOr<v1::JobSpec> SpecFromFlags(const JobFlags& flags,
   spec.set_lent_bytes_quota(flags.lent_quota);
   spec.set_host_bytes_quota(flags.host_quota);
   spec.set_grace_s(absl::ToDoubleSeconds(flags.grace));
+  spec.set_max_restarts(static_cast<int32_t>(flags.max_restarts));
+  spec.set_time_limit_s(absl::ToDoubleSeconds(flags.time_limit));
   return spec;
 }
 

@@ -8,24 +8,34 @@
 
 namespace hyperframes {
 
-ClusterView ViewCluster(const std::vector<Node>& nodes,
-                        const std::vector<JobBook::Record>& active) {
+ClusterView ViewCluster(const std::vector<Node>& nodes, const std::vector<JobBook::Record>& active,
+                        const std::string& restarting) {
+  std::set<std::string> usable;
+  for (const Node& node : nodes) {
+    for (const v1::GpuInfo& gpu : node.info.gpus()) {
+      if (node.info.state() == v1::NODE_STATE_ALIVE && !gpu.unhealthy()) usable.insert(gpu.uuid());
+    }
+  }
   std::set<std::string> taken;
   for (const JobBook::Record& job : active) {
+    const bool keeps = job->state() == v1::JOB_STATE_RESTARTING && job->id() != restarting &&
+                       std::all_of(job->workers().begin(), job->workers().end(),
+                                   [&](const v1::JobWorkerRecord& worker) {
+                                     return usable.count(worker.gpu()) > 0;
+                                   });
     for (const v1::JobWorkerRecord& worker : job->workers()) {
-      if (!worker.released()) taken.insert(worker.gpu());
+      if (keeps || !worker.released()) taken.insert(worker.gpu());
     }
   }
   ClusterView view;
   for (const Node& node : nodes) {
-    const bool alive = node.info.state() == v1::NODE_STATE_ALIVE;
     ++view.nodes;
-    view.alive_nodes += alive ? 1 : 0;
+    view.alive_nodes += node.info.state() == v1::NODE_STATE_ALIVE ? 1 : 0;
     for (const v1::GpuInfo& gpu : node.info.gpus()) {
       ++view.gpus;
       if (taken.count(gpu.uuid()) > 0) {
         ++view.reserved;
-      } else if (!alive || gpu.unhealthy()) {
+      } else if (usable.count(gpu.uuid()) == 0) {
         ++view.unusable;
       } else {
         view.free.push_back(

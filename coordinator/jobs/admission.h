@@ -20,8 +20,10 @@ struct ClusterView {
   int unusable = 0;  // On nodes that are not ALIVE, or unhealthy.
 };
 
-// `active` are the jobs that may hold GPUs.
-ClusterView ViewCluster(const std::vector<Node>& nodes, const std::vector<JobBook::Record>& active);
+// `active` are the jobs that may hold GPUs. A RESTARTING job keeps its GPUs for its next attempt
+// while all of them can be used; `restarting` is the id of the job that is placed again, or "".
+ClusterView ViewCluster(const std::vector<Node>& nodes, const std::vector<JobBook::Record>& active,
+                        const std::string& restarting = "");
 
 struct Verdict {
   bool admitted = false;

@@ -23,6 +23,11 @@ void FakeAgents::Exit(const std::string& address, const std::string& worker, int
   report.set_term_signal(term_signal);
 }
 
+void FakeAgents::LetWorkersSave() {
+  MutexLock lock(&mutex_);
+  workers_save_ = true;
+}
+
 void FakeAgents::Forget(const std::string& address) {
   MutexLock lock(&mutex_);
   agents_[address] = Agent();
@@ -73,7 +78,10 @@ absl::StatusOr<v1::WorkerReport> FakeAgents::StopWorker(const std::string& addre
   if (!scripted.ok()) return scripted;
   const auto found = agents_[address].workers.find(request.worker_id());
   if (found == agents_[address].workers.end()) return absl::NotFoundError("no such worker");
-  if (found->second.state() != v1::WORKER_STATE_EXITED) {
+  agents_[address].graces[request.worker_id()] = request.grace_s();
+  if (workers_save_ && found->second.state() == v1::WORKER_STATE_RUNNING) {
+    found->second.set_state(v1::WORKER_STATE_STOPPING);
+  } else if (!workers_save_ && found->second.state() != v1::WORKER_STATE_EXITED) {
     found->second.set_state(v1::WORKER_STATE_EXITED);
     found->second.set_term_signal(15);
   }

@@ -18,7 +18,8 @@ class FakeAgents final : public AgentClient {
     std::map<std::string, v1::WorkerReport> workers;
     std::map<std::string, v1::StartWorkerRequest> starts;
     std::map<std::string, v1::LeaseReport> leases;
-    std::map<std::string, int> ports;  // By job.
+    std::map<std::string, int> ports;      // By job.
+    std::map<std::string, double> graces;  // Of StopWorker, by worker.
     int64_t seen_epoch = 0;
   };
 
@@ -28,6 +29,8 @@ class FakeAgents final : public AgentClient {
   Agent At(const std::string& address);
   // Ends a worker as its own exit or a signal would.
   void Exit(const std::string& address, const std::string& worker, int code, int term_signal = 0);
+  // Workers told to stop go on until Exit: they save first.
+  void LetWorkersSave();
   void Forget(const std::string& address);
   // The list that the agent would report.
   std::vector<v1::WorkerReport> Workers(const std::string& address);
@@ -57,6 +60,7 @@ class FakeAgents final : public AgentClient {
   std::map<std::string, Agent> agents_ HF_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<absl::Status>> script_ HF_GUARDED_BY(mutex_);
   std::map<std::string, int> calls_ HF_GUARDED_BY(mutex_);
+  bool workers_save_ HF_GUARDED_BY(mutex_) = false;
   int last_port_ HF_GUARDED_BY(mutex_) = 29500;
 };
 

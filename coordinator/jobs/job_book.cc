@@ -293,6 +293,7 @@ v1::Job ToJob(const v1::JobRecord& record, absl::Time wall_now) {
     *out->mutable_report() = worker.report();
   }
   job.set_version(record.version());
+  job.set_restarts(record.restarts());
   job.set_plan_id(record.plan_id());
   job.set_plan_epoch(record.plan_epoch());
   return job;

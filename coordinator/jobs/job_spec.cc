@@ -115,6 +115,14 @@ absl::Status ValidateJobSpec(const v1::JobSpec& spec) {
   if (!(spec.grace_s() >= 0 && spec.grace_s() <= 3600)) {
     return Bad("grace_s", absl::StrCat(spec.grace_s()), "0 to 3600 seconds");
   }
+  if (spec.max_restarts() < 0 || spec.max_restarts() > kMostRestarts) {
+    return Bad("max_restarts", absl::StrCat(spec.max_restarts()),
+               absl::StrCat("0 to ", kMostRestarts));
+  }
+  if (!(spec.time_limit_s() >= 0 && spec.time_limit_s() <= kLongestTimeLimitSeconds)) {
+    return Bad("time_limit_s", absl::StrCat(spec.time_limit_s()),
+               absl::StrCat("0 (none) to ", kLongestTimeLimitSeconds, " seconds"));
+  }
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 #ifndef HYPERFRAMES_COORDINATOR_JOBS_JOB_SPEC_H_
 #define HYPERFRAMES_COORDINATOR_JOBS_JOB_SPEC_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -12,6 +13,8 @@ namespace hyperframes {
 constexpr int kMaxRanks = 1024;
 constexpr int kMaxCommandArguments = 1024;
 constexpr int kMaxEnvironment = 1024;
+constexpr int kMostRestarts = 1000;
+constexpr int64_t kLongestTimeLimitSeconds = int64_t{366} * 86400;
 constexpr size_t kMaxSpecTextBytes = size_t{128} * 1024;  // Of command, and of environment.
 
 // InvalidArgument names the field, its value (cut) and what is accepted. Also for a field that this

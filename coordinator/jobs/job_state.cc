@@ -11,11 +11,16 @@ bool LegalJobMove(v1::JobState from, v1::JobState to) {
       return to == v1::JOB_STATE_STARTING || to == v1::JOB_STATE_QUEUED ||
              to == v1::JOB_STATE_STOPPING;
     case v1::JOB_STATE_STARTING:
-      return to == v1::JOB_STATE_RUNNING || to == v1::JOB_STATE_STOPPING;
+      return to == v1::JOB_STATE_RUNNING || to == v1::JOB_STATE_RESTARTING ||
+             to == v1::JOB_STATE_STOPPING;
     case v1::JOB_STATE_RUNNING:
-      return to == v1::JOB_STATE_SUCCEEDED || to == v1::JOB_STATE_STOPPING;
+      return to == v1::JOB_STATE_SUCCEEDED || to == v1::JOB_STATE_RESTARTING ||
+             to == v1::JOB_STATE_STOPPING;
+    case v1::JOB_STATE_RESTARTING:
+      return to == v1::JOB_STATE_ADMITTED || to == v1::JOB_STATE_STOPPING;
     case v1::JOB_STATE_STOPPING:
-      return to == v1::JOB_STATE_FAILED || to == v1::JOB_STATE_CANCELLED;
+      return to == v1::JOB_STATE_FAILED || to == v1::JOB_STATE_CANCELLED ||
+             to == v1::JOB_STATE_TIMEOUT || to == v1::JOB_STATE_NO_PROGRESS;
     default:
       return false;
   }

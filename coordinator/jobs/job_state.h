@@ -8,8 +8,8 @@
 
 namespace hyperframes {
 
-// The only moves there are; everything else is refused. CHECKPOINTING, RESTARTING, TIMEOUT,
-// PREEMPTED and NO_PROGRESS have no moves yet: nothing enters them.
+// The only moves there are; everything else is refused. CHECKPOINTING and PREEMPTED have no moves
+// yet: nothing enters them.
 bool LegalJobMove(v1::JobState from, v1::JobState to);
 
 }  // namespace hyperframes

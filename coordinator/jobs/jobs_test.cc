@@ -34,11 +34,17 @@ TEST(JobState, AllowsExactlyTheListedMoves) {
       {v1::JOB_STATE_ADMITTED, v1::JOB_STATE_QUEUED},
       {v1::JOB_STATE_ADMITTED, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_STARTING, v1::JOB_STATE_RUNNING},
+      {v1::JOB_STATE_STARTING, v1::JOB_STATE_RESTARTING},
       {v1::JOB_STATE_STARTING, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_RUNNING, v1::JOB_STATE_SUCCEEDED},
+      {v1::JOB_STATE_RUNNING, v1::JOB_STATE_RESTARTING},
       {v1::JOB_STATE_RUNNING, v1::JOB_STATE_STOPPING},
+      {v1::JOB_STATE_RESTARTING, v1::JOB_STATE_ADMITTED},
+      {v1::JOB_STATE_RESTARTING, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_FAILED},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_CANCELLED},
+      {v1::JOB_STATE_STOPPING, v1::JOB_STATE_TIMEOUT},
+      {v1::JOB_STATE_STOPPING, v1::JOB_STATE_NO_PROGRESS},
   };
   for (int from = 0; from < v1::JobState_ARRAYSIZE; ++from) {
     for (int to = 0; to < v1::JobState_ARRAYSIZE; ++to) {
@@ -95,6 +101,16 @@ TEST(JobSpec, NamesTheFieldThatIsWrong) {
   v1::JobSpec grace = Spec();
   grace.set_grace_s(std::numeric_limits<double>::quiet_NaN());
   ExpectBad(grace, "grace_s");
+  for (const double limit : {-1.0, 1e12, std::numeric_limits<double>::quiet_NaN()}) {
+    v1::JobSpec overlong = Spec();
+    overlong.set_time_limit_s(limit);
+    ExpectBad(overlong, "time_limit_s");
+  }
+  for (const int restarts : {-1, kMostRestarts + 1}) {
+    v1::JobSpec restarted = Spec();
+    restarted.set_max_restarts(restarts);
+    ExpectBad(restarted, "max_restarts");
+  }
   v1::JobSpec placement = Spec();
   placement.set_placement(static_cast<v1::JobSpec::Placement>(7));
   ExpectBad(placement, "placement");
@@ -249,6 +265,39 @@ TEST_F(Book, RefusesAnIllegalMove) {
   const std::string id = (*book_->Submit(Spec(), ""))->id();
   EXPECT_TRUE(absl::IsInternal(Move(id, {v1::JOB_STATE_SUCCEEDED})));
   EXPECT_EQ((*book_->Get(id))->state(), v1::JOB_STATE_QUEUED);
+}
+
+TEST_F(Book, RefusesEveryIllegalMoveOneByOneAndChangesNothing) {
+  const auto states = [] {
+    std::vector<v1::JobState> all;
+    for (int i = 0; i < v1::JobState_ARRAYSIZE; ++i) all.push_back(static_cast<v1::JobState>(i));
+    return all;
+  }();
+  int refused = 0;
+  for (const v1::JobState from : states) {
+    // As a store has it: a job need not have come to this state by legal moves of this version.
+    v1::JobRecord record;
+    record.set_id("job-1");
+    record.set_sequence(1);
+    record.set_state(from);
+    Transaction put;
+    put.puts.push_back({"jobs/job-1", record.SerializeAsString()});
+    ASSERT_TRUE(store_.Commit(put).ok());
+    for (const v1::JobState to : states) {
+      Reload();
+      const absl::Status moved = Move("job-1", {to});
+      EXPECT_EQ(moved.ok(), from == to || LegalJobMove(from, to))
+          << JobStateName(from) << " to " << JobStateName(to) << ": " << moved;
+      if (moved.ok()) {
+        ASSERT_TRUE(store_.Commit(put).ok());
+        continue;
+      }
+      ++refused;
+      EXPECT_TRUE(absl::IsInternal(moved)) << moved;
+      EXPECT_EQ((*book_->Get("job-1"))->state(), from);
+    }
+  }
+  EXPECT_GT(refused, 100);
 }
 
 TEST_F(Book, CancelsInTheQueueAtOnceAndTwice) {

@@ -6,10 +6,10 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "coordinator/jobs/admission.h"
+#include "coordinator/jobs/failures.h"
 #include "coordinator/jobs/job_state.h"
 #include "coordinator/jobs/worker_reports.h"
 #include "coordinator/membership/node_state.h"
@@ -17,50 +17,16 @@
 namespace hyperframes {
 namespace {
 
-constexpr double kDefaultGraceSeconds = 10;
+constexpr absl::Duration kDefaultGrace = absl::Seconds(10);
 
-std::string Ended(const v1::JobWorkerRecord& worker) {
-  const v1::WorkerReport& report = worker.report();
-  std::string text = absl::StrCat("rank ", worker.rank(), " on node ", worker.node());
-  if (report.term_signal() != 0) {
-    absl::StrAppend(&text, " was ended by signal ", report.term_signal());
-  } else {
-    absl::StrAppend(&text, " exited with code ", report.exit_code());
-  }
-  // Agents tell code and signal in words, too: said once is enough.
-  if (!report.message().empty() && !absl::StartsWith(report.message(), "exit code") &&
-      !absl::StartsWith(report.message(), "ended by signal")) {
-    absl::StrAppend(&text, ": ", report.message());
-  }
-  return text;
+double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::UnixEpoch()); }
+
+absl::Duration Grace(const v1::JobRecord& job) {
+  return job.spec().grace_s() > 0 ? absl::Seconds(job.spec().grace_s()) : kDefaultGrace;
 }
 
 std::string AllRanksRun(int ranks) {
   return ranks == 1 ? "its only rank runs" : absl::StrCat("all ", ranks, " ranks run");
-}
-
-bool Failed(const v1::JobWorkerRecord& worker) {
-  return worker.report().state() == v1::WORKER_STATE_EXITED &&
-         (worker.report().exit_code() != 0 || worker.report().term_signal() != 0);
-}
-
-// Of several that ended in one look: a signal is a cause more often than a consequence (a peer of a
-// killed rank exits with an error of its communication), then the lowest rank.
-const v1::JobWorkerRecord* FirstFailed(const v1::JobRecord& job) {
-  const v1::JobWorkerRecord* first = nullptr;
-  for (const v1::JobWorkerRecord& worker : job.workers()) {
-    if (!Failed(worker)) continue;
-    if (first == nullptr ||
-        (first->report().term_signal() == 0 && worker.report().term_signal() != 0)) {
-      first = &worker;
-    }
-  }
-  return first;
-}
-
-std::string FailureReason(const v1::JobWorkerRecord& worker) {
-  if (worker.report().message() == "worker_lost") return "worker_lost";
-  return worker.report().term_signal() != 0 ? "signal" : "exit_code";
 }
 
 }  // namespace
@@ -132,18 +98,7 @@ void Reconciler::AdmitQueued(const std::vector<JobBook::Record>& active) {
       record->set_state(v1::JOB_STATE_ADMITTED);
       record->set_reason("admitted");
       record->set_message(absl::StrCat("has ", verdict.seats.size(), " GPUs"));
-      record->set_attempt(record->attempt() + 1);
-      record->clear_workers();
-      for (size_t rank = 0; rank < verdict.seats.size(); ++rank) {
-        const Seat& seat = verdict.seats[rank];
-        v1::JobWorkerRecord* worker = record->add_workers();
-        worker->set_rank(static_cast<int32_t>(rank));
-        worker->set_node(seat.node);
-        worker->set_gpu(seat.gpu);
-        worker->set_local_rank(seat.local_rank);
-        worker->set_local_world_size(seat.local_world_size);
-        worker->set_worker_id(absl::StrCat(record->id(), "-", record->attempt(), "-", rank));
-      }
+      SeatWorkers(verdict.seats, record);
       return absl::OkStatus();
     });
     if (!updated.ok()) LOG(WARNING) << "admission of " << job->id() << ": " << updated.status();
@@ -158,6 +113,8 @@ void Reconciler::Advance(const JobBook::Record& job) {
       return StartWorkers(job);
     case v1::JOB_STATE_RUNNING:
       return Judge(job);
+    case v1::JOB_STATE_RESTARTING:
+      return Restart(job);
     case v1::JOB_STATE_STOPPING:
       return StopWorkers(job);
     default:
@@ -200,6 +157,7 @@ void Reconciler::Begin(const JobBook::Record& job) {
     record->set_message("workers are being started");
     record->set_master_address(port->host());
     record->set_master_port(port->port());
+    if (record->started_unix_s() == 0) record->set_started_unix_s(UnixSeconds(book_->wall_now()));
     return absl::OkStatus();
   });
   if (started.ok()) StartWorkers(*started);
@@ -241,13 +199,13 @@ v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
   request.set_working_directory(job.spec().working_directory());
   request.set_job_token(job.token());
   request.set_coordinator_address(coordinator_address_);
+  request.set_restart_count(job.restarts());
   return request;
 }
 
 void Reconciler::StartWorkers(const JobBook::Record& job) {
   if (job->state() != v1::JOB_STATE_STARTING) return;
-  const double started_s =
-      absl::ToDoubleSeconds(book_->wall_now() - absl::UnixEpoch()) - job->state_since_unix_s();
+  const double started_s = UnixSeconds(book_->wall_now()) - job->state_since_unix_s();
   std::string waiting;
   for (const v1::JobWorkerRecord& worker : job->workers()) {
     if (Failed(worker)) return Judge(job);
@@ -280,6 +238,8 @@ void Reconciler::StartWorkers(const JobBook::Record& job) {
       return absl::OkStatus();
     });
     if (running.ok()) Judge(*running);
+  } else if (EndOverdue(*job)) {
+    return;
   } else if (started_s > absl::ToDoubleSeconds(options_.start_timeout)) {
     Fail(job->id(), "start_timeout",
          absl::StrCat(waiting, " did not run within ",
@@ -289,7 +249,7 @@ void Reconciler::StartWorkers(const JobBook::Record& job) {
 
 void Reconciler::Judge(const JobBook::Record& job) {
   const v1::JobWorkerRecord* failed = FirstFailed(*job);
-  if (failed != nullptr) return Fail(job->id(), FailureReason(*failed), Ended(*failed));
+  if (failed != nullptr) return FailOrRestart(*job, *failed);
   if (job->state() != v1::JOB_STATE_RUNNING) return;
   const bool all_ended = std::all_of(job->workers().begin(), job->workers().end(),
                                      [](const v1::JobWorkerRecord& worker) {
@@ -308,6 +268,7 @@ void Reconciler::Judge(const JobBook::Record& job) {
     if (!ended.ok()) LOG(WARNING) << job->id() << ": " << ended.status();
     return;
   }
+  if (EndOverdue(*job)) return;
   // A lost agent is no lost worker: the job runs on, and its user is told what is not known.
   std::string message = AllRanksRun(job->workers_size());
   for (const v1::JobWorkerRecord& worker : job->workers()) {
@@ -319,19 +280,30 @@ void Reconciler::Judge(const JobBook::Record& job) {
   book_->Explain(job->id(), "running", message);
 }
 
-void Reconciler::StopWorkers(const JobBook::Record& job) {
+std::string Reconciler::StopRanks(const v1::JobRecord& job) {
   std::string waiting;
-  for (const v1::JobWorkerRecord& worker : job->workers()) {
+  for (const v1::JobWorkerRecord& worker : job.workers()) {
     if (worker.released()) continue;
-    const absl::Status stopped = StopOne(*job, worker);
+    const absl::Status stopped = StopOne(job, worker);
     if (!stopped.ok()) waiting = std::string(stopped.message());
   }
+  return waiting;
+}
+
+void Reconciler::StopWorkers(const JobBook::Record& job) {
+  const std::string waiting = StopRanks(*job);
   if (!waiting.empty()) {
     book_->Explain(job->id(), job->reason(), absl::StrCat(job->final_message(), "; ", waiting));
     return;
   }
   const auto ended = book_->Update(job->id(), [](v1::JobRecord* record) {
     if (record->state() != v1::JOB_STATE_STOPPING) return absl::OkStatus();
+    // The rank whose end was heard of first need not be the one that ended first.
+    const v1::JobWorkerRecord* first = FirstFailed(*record);
+    if (first != nullptr && IsFailureReason(record->final_reason())) {
+      record->set_final_reason(FailureReason(*first));
+      record->set_final_message(FailureText(*record, *first));
+    }
     record->set_state(record->final_state());
     record->set_reason(record->final_reason());
     record->set_message(record->final_message());
@@ -355,7 +327,7 @@ absl::Status Reconciler::StopOne(const v1::JobRecord& job, const v1::JobWorkerRe
   v1::StopWorkerRequest request;
   request.set_epoch(options_.epoch);
   request.set_worker_id(worker.worker_id());
-  request.set_grace_s(job.spec().grace_s() > 0 ? job.spec().grace_s() : kDefaultGraceSeconds);
+  request.set_grace_s(absl::ToDoubleSeconds(Grace(job)));
   const absl::StatusOr<v1::WorkerReport> report = agents_->StopWorker(*address, request);
   if (report.ok()) {
     Record(job.id(), worker.worker_id(), *report);
@@ -382,7 +354,7 @@ void Reconciler::Record(const std::string& job, const std::string& worker,
                         const v1::WorkerReport& report) {
   const auto updated = book_->Update(job, [&](v1::JobRecord* record) {
     for (auto& known : *record->mutable_workers()) {
-      if (known.worker_id() == worker) MergeReport(report, &known);
+      if (known.worker_id() == worker) MergeReport(report, book_->wall_now(), &known);
     }
     return absl::OkStatus();
   });
@@ -391,6 +363,22 @@ void Reconciler::Record(const std::string& job, const std::string& worker,
 
 void Reconciler::Fail(const std::string& job, const std::string& reason,
                       const std::string& message) {
+  End(job, v1::JOB_STATE_FAILED, reason, message);
+}
+
+bool Reconciler::EndOverdue(const v1::JobRecord& job) {
+  const double limit_s = job.spec().time_limit_s();
+  if (limit_s <= 0 || job.started_unix_s() == 0) return false;
+  if (UnixSeconds(book_->wall_now()) - job.started_unix_s() < limit_s) return false;
+  End(job.id(), v1::JOB_STATE_TIMEOUT, "time_limit",
+      absl::StrCat("its time limit of ", absl::FormatDuration(absl::Seconds(limit_s)),
+                   " was reached; its workers had ", absl::FormatDuration(Grace(job)),
+                   " to save and end"));
+  return true;
+}
+
+void Reconciler::End(const std::string& job, v1::JobState final_state, const std::string& reason,
+                     const std::string& message) {
   const auto updated = book_->Update(job, [&](v1::JobRecord* record) {
     if (IsFinalJobState(record->state()) || record->state() == v1::JOB_STATE_STOPPING) {
       return absl::OkStatus();
@@ -398,7 +386,7 @@ void Reconciler::Fail(const std::string& job, const std::string& reason,
     record->set_state(v1::JOB_STATE_STOPPING);
     record->set_reason(reason);
     record->set_message(message);
-    record->set_final_state(v1::JOB_STATE_FAILED);
+    record->set_final_state(final_state);
     record->set_final_reason(reason);
     record->set_final_message(message);
     return absl::OkStatus();

@@ -22,7 +22,7 @@ int FindWorker(const v1::JobRecord& record, const std::string& worker_id) {
 
 }  // namespace
 
-void MergeReport(const v1::WorkerReport& report, v1::JobWorkerRecord* worker) {
+void MergeReport(const v1::WorkerReport& report, absl::Time wall_now, v1::JobWorkerRecord* worker) {
   v1::WorkerReport* known = worker->mutable_report();
   if (known->state() == v1::WORKER_STATE_EXITED) return;
   if (known->state() == report.state() && known->pid() == report.pid() &&
@@ -31,17 +31,22 @@ void MergeReport(const v1::WorkerReport& report, v1::JobWorkerRecord* worker) {
   }
   *known = report;
   known->clear_age_s();
+  known->clear_ended_ago_s();
   if (report.state() != v1::WORKER_STATE_EXITED) {
     known->clear_activation_bytes();
     known->clear_activation_peak_bytes();
     known->clear_steps();
   }
   if (known->message().size() > 512) known->mutable_message()->resize(512);
-  if (report.state() == v1::WORKER_STATE_EXITED) worker->set_released(true);
+  if (report.state() != v1::WORKER_STATE_EXITED) return;
+  worker->set_released(true);
+  worker->set_ended_unix_s(absl::ToDoubleSeconds(wall_now - absl::UnixEpoch()) -
+                           std::max(0.0, report.ended_ago_s()));
 }
 
 absl::StatusOr<std::vector<std::string>> WorkerReports::ApplyList(
     const std::string& node, const std::vector<v1::WorkerReport>& workers) {
+  const absl::Time now = book_->wall_now();
   std::vector<std::string> unwanted;
   std::map<std::string, std::vector<const v1::WorkerReport*>> by_job;
   std::set<std::string> reported;
@@ -66,7 +71,7 @@ absl::StatusOr<std::vector<std::string>> WorkerReports::ApplyList(
                                       for (const v1::WorkerReport* worker : named.second) {
                                         const int at = FindWorker(*record, worker->worker_id());
                                         if (at >= 0 && record->workers(at).node() == node) {
-                                          MergeReport(*worker, record->mutable_workers(at));
+                                          MergeReport(*worker, now, record->mutable_workers(at));
                                         }
                                       }
                                       return absl::OkStatus();
@@ -118,7 +123,7 @@ absl::Status WorkerReports::MarkMissing(const std::string& node,
                                         gone.set_state(v1::WORKER_STATE_EXITED);
                                         gone.set_exit_code(-1);
                                         gone.set_message(kLost);
-                                        MergeReport(gone, &worker);
+                                        MergeReport(gone, book_->wall_now(), &worker);
                                       }
                                       return absl::OkStatus();
                                     })

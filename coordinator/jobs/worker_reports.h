@@ -42,8 +42,8 @@ class WorkerReports {
 
 // Writes `report` into the worker's record where it tells something new; counters and ages, which
 // change with every report, do not, but the last counters stay with the end. A worker never comes
-// back from EXITED.
-void MergeReport(const v1::WorkerReport& report, v1::JobWorkerRecord* worker);
+// back from EXITED. `wall_now` is when it was said.
+void MergeReport(const v1::WorkerReport& report, absl::Time wall_now, v1::JobWorkerRecord* worker);
 
 }  // namespace hyperframes
 

@@ -2,6 +2,8 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
+
 #include "coordinator/jobs/job_state.h"
 
 namespace hyperframes {
@@ -11,7 +13,11 @@ std::string LeaseReclaimer::ReasonToEnd(const v1::LeaseRecord& lease) const {
   if (lease.state() == v1::LEASE_STATE_PREPARED && lease.epoch() < epoch_) return "aborted";
   const absl::StatusOr<JobBook::Record> job = jobs_->Get(lease.job_id());
   if (absl::IsNotFound(job.status())) return "job_end";
-  return job.ok() && IsFinalJobState((*job)->state()) ? "job_end" : "";
+  if (!job.ok()) return "";
+  if (IsFinalJobState((*job)->state())) return "job_end";
+  const bool ended = std::all_of((*job)->workers().begin(), (*job)->workers().end(),
+                                 [](const auto& worker) { return worker.released(); });
+  return (*job)->state() == v1::JOB_STATE_RESTARTING && ended ? "worker_died" : "";
 }
 
 void LeaseReclaimer::RunOnce() {

@@ -27,8 +27,9 @@ class LeaseReclaimer {
         agents_(agents),
         clock_(clock) {}
 
-  // Releases leases of ended or forgotten jobs, revoked ones, and those that an earlier leadership
-  // prepared and never committed. What cannot be asked now is asked on a later pass. One thread.
+  // Releases leases of ended or forgotten jobs and of attempts that ended, revoked ones, and those
+  // that an earlier leadership prepared and never committed. What cannot be asked now is asked on a
+  // later pass. One thread.
   void RunOnce();
 
  private:

@@ -126,7 +126,11 @@ absl::StatusOr<v1::CreatePlanResponse> PlanDesk::CreatePlan(const v1::CreatePlan
   const size_t index = static_cast<size_t>(rank);
   const std::string digest = Digest(request);
   const absl::StatusOr<v1::PlanRecord> committed = leases_->GetPlan(job->id());
-  if (committed.ok() && committed->profile_digests(rank) == digest) {
+  // Another attempt's plan is for other workers and perhaps other GPUs; 0: from before attempts
+  // were recorded.
+  const bool current =
+      committed.ok() && (committed->attempt() == 0 || committed->attempt() == job->attempt());
+  if (current && committed->profile_digests(rank) == digest) {
     absl::StatusOr<v1::CreatePlanResponse> answer = Answer(*job, rank, *committed);
     // A lease of it may have ended since (its agent was restarted): then it is planned anew.
     if (!absl::IsAborted(answer.status())) return answer;
@@ -190,6 +194,7 @@ absl::StatusOr<v1::PlanRecord> PlanDesk::MakePlan(const v1::JobRecord& job, cons
   const absl::Time start = clock_->Now();
   v1::PlanRecord record;
   record.set_job_id(job.id());
+  record.set_attempt(job.attempt());
   for (const std::string& digest : round.digests) record.add_profile_digests(digest);
   int64_t epoch = job.plan_epoch();
   const absl::StatusOr<v1::PlanRecord> before = leases_->GetPlan(job.id());

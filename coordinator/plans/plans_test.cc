@@ -357,6 +357,41 @@ TEST_F(Plans, AJobsEndGivesItsLeasesBack) {
   EXPECT_EQ(leases_->lent_bytes(), 0);
 }
 
+TEST_F(Plans, ARestartedJobGivesItsLeasesBackFirstAndIsPlannedAnew) {
+  ASSERT_TRUE(Edit(job_, [](v1::JobRecord* record) { record->set_attempt(1); }));
+  EXPECT_EQ(Both()[0]->plan_epoch(), 1);
+  ASSERT_TRUE(Edit(job_, [](v1::JobRecord* record) {
+    record->set_state(v1::JOB_STATE_RESTARTING);
+    record->mutable_workers(0)->set_released(true);
+  }));
+  reclaimer_->RunOnce();
+  EXPECT_EQ(Held(), 4u) << "rank 1 may still use its memory";
+  ASSERT_TRUE(
+      Edit(job_, [](v1::JobRecord* record) { record->mutable_workers(1)->set_released(true); }));
+  reclaimer_->RunOnce();
+  EXPECT_EQ(Held(), 0u);
+  EXPECT_EQ(leases_->OfJob(job_).size(), 0u);
+  for (const auto state : {v1::JOB_STATE_ADMITTED, v1::JOB_STATE_STARTING}) {
+    ASSERT_TRUE(Edit(job_, [&](v1::JobRecord* record) {
+      record->set_state(state);
+      record->set_attempt(2);
+      for (auto& worker : *record->mutable_workers()) worker.set_released(false);
+    }));
+  }
+  const auto answers = Both();
+  ASSERT_TRUE(answers[0].ok()) << answers[0].status();
+  ASSERT_TRUE(answers[1].ok()) << answers[1].status();
+  EXPECT_EQ(answers[0]->plan_epoch(), 2) << "the same profiles, and not the old plan";
+}
+
+TEST_F(Plans, ANewAttemptWithoutLeasesIsPlannedAnewToo) {
+  peer_bytes_ = host_bytes_ = 0;
+  ASSERT_TRUE(Edit(job_, [](v1::JobRecord* record) { record->set_attempt(1); }));
+  EXPECT_EQ(Both()[0]->plan_epoch(), 1);
+  ASSERT_TRUE(Edit(job_, [](v1::JobRecord* record) { record->set_attempt(2); }));
+  EXPECT_EQ(Both()[1]->plan_epoch(), 2);
+}
+
 TEST_F(Plans, QuotasBoundWhatIsOffered) {
   v1::JobSpec spec;
   spec.set_lent_bytes_quota(900);

@@ -7,6 +7,7 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -98,9 +99,19 @@ absl::Status CoordinatorServer::OpenState() {
   reconciler.epoch = store_->epoch();
   reconciler_ =
       std::make_unique<Reconciler>(reconciler, jobs_.get(), registry_.get(), &agents_, clock_);
+  reconciler_->set_leases_held([this](const std::string& job) { return LeasesHeld(job); });
   reconciler_->set_also([this] { reclaimer_->RunOnce(); });
   jobs_->set_on_change([this] { reconciler_->Wake(); });
   return absl::OkStatus();
+}
+
+// Of a node that is OFFLINE they are reclaimed when it is back, and nobody is seated there before.
+int CoordinatorServer::LeasesHeld(const std::string& job) const {
+  const std::vector<v1::LeaseRecord> leases = leases_->OfJob(job);
+  return static_cast<int>(std::count_if(leases.begin(), leases.end(), [this](const auto& lease) {
+    const absl::StatusOr<Node> node = registry_->Find(lease.node());
+    return !node.ok() || node->info.state() != v1::NODE_STATE_OFFLINE;
+  }));
 }
 
 absl::Status CoordinatorServer::ServeGrpc() {

@@ -69,6 +69,8 @@ class CoordinatorServer {
   explicit CoordinatorServer(CoordinatorOptions options);
 
   absl::Status OpenState();
+  // Leases of the job on nodes that can be asked.
+  int LeasesHeld(const std::string& job) const;
   absl::Status ServeGrpc();
   absl::Status ServeHttp();
   void StartThreads();

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import hyperframes.errors as errors
@@ -44,6 +46,64 @@ def test_cancelling_ends_every_descendant(shared_cluster: LocalCluster) -> None:
     wait_until(lambda: not any(map(_alive, mine)), 2, "every process of the job to end")
 
 
+def test_a_job_saves_within_its_grace_at_the_time_limit_and_ends_as_timeout(
+    shared_cluster: LocalCluster,
+) -> None:
+    save = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    job_id = shared_cluster.submit(shell_job(save, time_limit_s=2, grace_s=20))
+    job = shared_cluster.wait_job(job_id, 20)
+    assert job["state"] == "JOB_STATE_TIMEOUT", job
+    assert job["reason"] == "time_limit"
+    assert "2s" in job["message"]
+    assert shared_cluster.whole_log(job_id, 0).splitlines()[-1] == "saved"
+
+
+def test_a_job_that_fails_once_is_restarted_and_succeeds(
+    shared_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    mark = tmp_path / "failed-once"
+    script = (
+        f"echo restarts $TORCHELASTIC_RESTART_COUNT; [ -e {mark} ] || {{ touch {mark}; exit 3; }}"
+    )
+    job_id = shared_cluster.submit(shell_job(script, max_restarts=3))
+    job = shared_cluster.wait_job(job_id, 30)
+    assert job["state"] == "JOB_STATE_SUCCEEDED", job
+    assert job["restarts"] == 1
+    assert shared_cluster.whole_log(job_id, 0) == "restarts 1\n"
+
+
+def test_a_job_that_fails_without_a_step_again_and_again_is_stopped(
+    shared_cluster: LocalCluster,
+) -> None:
+    job_id = shared_cluster.submit(shell_job("exit 3", max_restarts=100))
+    job = shared_cluster.wait_job(job_id, 30)
+    assert job["state"] == "JOB_STATE_NO_PROGRESS", job
+    assert job["restarts"] == 1
+    assert "code 3" in job["message"]
+
+
+def test_exit_code_93_asks_for_no_restart(shared_cluster: LocalCluster) -> None:
+    job = shared_cluster.wait_job(shared_cluster.submit(shell_job("exit 93", max_restarts=5)), 20)
+    assert job["state"] == "JOB_STATE_FAILED", job
+    assert job["restarts"] == 0
+
+
+def test_the_rank_that_failed_first_is_the_cause_although_its_peers_fail_too(
+    shared_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    failed = tmp_path / "rank-1-failed"
+    script = (
+        f"if [ $RANK = 1 ]; then touch {failed}; exit 7; fi; "
+        f"while [ ! -e {failed} ]; do sleep 0.01; done; sleep 0.1; exit 1"
+    )
+    for placement in ("PLACEMENT_PACK", "PLACEMENT_SPREAD"):
+        failed.unlink(missing_ok=True)
+        job_id = shared_cluster.submit(shell_job(script, 2, placement=placement))
+        job = shared_cluster.wait_job(job_id, 30)
+        assert job["state"] == "JOB_STATE_FAILED", job
+        assert "rank 1" in job["message"] and "code 7" in job["message"], job
+
+
 def test_an_impossible_job_waits_with_its_reason_and_the_next_one_passes(
     shared_cluster: LocalCluster,
 ) -> None:
@@ -70,7 +130,14 @@ def test_a_job_with_an_unknown_field_is_refused_by_name(shared_cluster: LocalClu
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("command", []), ("ranks", 0), ("ranks", -3), ("name", "no spaces here"), ("grace_s", -1)],
+    [
+        ("command", []),
+        ("ranks", 0),
+        ("ranks", -3),
+        ("name", "no spaces here"),
+        ("grace_s", -1),
+        ("time_limit_s", -1),
+    ],
 )
 def test_a_job_with_a_bad_value_is_refused_by_field(
     shared_cluster: LocalCluster, field: str, value: object

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,31 @@ def test_three_modes_are_bit_equal_and_the_budget_holds(
     assert all(block["reason"] for rank in plan["ranks"] for block in rank["blocks"])
     assert all(int(rank["predicted_activation_peak"]) <= budget for rank in plan["ranks"])
     assert shared_cluster.leases() == [], "leases outlive their job"
+
+
+def test_a_rank_killed_with_leases_is_restarted_with_a_plan_of_its_own(
+    shared_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    report = tmp_path / "restarted-{rank}.json"
+    spec = training_job("hyperframes", report, "--activation-budget", "8MiB", steps=8)
+    job_id = shared_cluster.submit({**spec, "max_restarts": 2})
+    wait_until(lambda: "step 2/" in log(shared_cluster, job_id), 40, "the second step", 0.05)
+    assert shared_cluster.leases(), "the job holds no lease, so this test would show nothing"
+    before = shared_cluster.call("GetPlan", {"job_id": job_id})
+    os.kill(shared_cluster.job(job_id)["workers"][1]["report"]["pid"], signal.SIGKILL)
+    job = shared_cluster.wait_job(job_id, 120)
+    assert job["state"] == "JOB_STATE_SUCCEEDED", (job, log(shared_cluster, job_id)[-2000:])
+    assert job["restarts"] == 1
+    after = shared_cluster.call("GetPlan", {"job_id": job_id})
+    assert int(after["epoch"]) > int(before["epoch"])
+    assert shared_cluster.leases() == []
+
+
+def log(cluster: LocalCluster, job_id: str) -> str:
+    try:
+        return cluster.whole_log(job_id, 0)
+    except errors.HyperFramesError:
+        return ""  # Not started yet.
 
 
 def test_a_plan_that_cannot_fit_ends_the_job_before_training_with_the_smallest_budget(
