@@ -29,6 +29,17 @@ COLORS = ("#3274d9", "#e0752d", "#56a64b", "#a352cc", "#c4162a", "#8f8f00", "#0f
 MOST_LINES = 8
 
 
+# What Grafana fills in for "All" of each variable.
+_ALL = {"$node": ".+", "$gpu": ".+", "$job": ".+"}
+
+
+def filled_in(expression: str, rate_interval: str) -> str:
+    """A panel's expression as Grafana sends it for "All"; `rate_interval` as in "15s"."""
+    for name, value in {**_ALL, "$__rate_interval": rate_interval}.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
 def number(value: float, unit: str) -> str:
     """With the unit of Grafana's names that the main panels use."""
     if unit == "percentunit":

@@ -18,9 +18,9 @@ HF_LOGS=$HF_CACHE/logs
 HF_BUILD_PACKAGES=(
   bazel-bootstrap g++ libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
   libabsl-dev prometheus-cpp-dev libcivetweb-dev nlohmann-json3-dev libgtest-dev libgmock-dev
-  libsqlite3-dev libgoogle-glog-dev ca-certificates
+  libsqlite3-dev libgoogle-glog-dev ca-certificates prometheus
 )
-HF_TEST_PACKAGES=(clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev prometheus)
+HF_TEST_PACKAGES=(clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev)
 
 # hf_step "What is being done" command...: runs the command with its output in a log file. Prints a
 # line when it starts, one every 15 s while it runs, and one with its seconds when it ends. A failure
@@ -76,10 +76,18 @@ _hf_missing_packages() {
 }
 
 _hf_install_packages() {
+  local rc=0 masked=
+  # Only the program is wanted: the package would start a server of its own on port 9090.
+  if [[ " $* " == *" prometheus "* ]] && [ -d /run/systemd/system ]; then
+    _hf_as_root systemctl mask prometheus && masked=1
+  fi
   # An interrupted dpkg leaves packages half configured; finishing them is a no-op otherwise.
   _hf_as_root dpkg --configure -a &&
     _hf_as_root apt-get update -q &&
-    _hf_as_root apt-get install -y -q --no-install-recommends "$@"
+    _hf_as_root apt-get install -y -q --no-install-recommends "$@" || rc=$?
+  [ -z "$masked" ] || { _hf_as_root systemctl unmask prometheus &&
+    _hf_as_root systemctl disable prometheus; }
+  return "$rc"
 }
 
 hf_packages() {

@@ -25,19 +25,15 @@ import draw
 import generate
 from example_jobs import shell_job, training_job
 from local_cluster import LocalCluster, Node, wait_until
-from telemetry.prometheus_server import Prometheus
+from local_prometheus import Prometheus
 
 DATA_TIMEOUT_S = 45.0
 FAULT_TIMEOUT_S = 20.0
-VARIABLES = {"$node": ".+", "$gpu": ".+", "$job": ".+", "$__rate_interval": "15s"}
 NAME = re.compile(r"\b(?:hyperframes[a-z0-9_:]+|up)\b(?=[{\[ )]|$)")
 
 
 def filled_in(expression: str) -> str:
-    """With the variables as Grafana fills them in for "All"."""
-    for name, value in VARIABLES.items():
-        expression = expression.replace(name, value)
-    return expression
+    return draw.filled_in(expression, "15s")
 
 
 def dashboard_expressions() -> dict[str, str]:
@@ -178,7 +174,7 @@ def test_the_main_panels_can_be_drawn_from_what_prometheus_holds(watched: Watche
     def ask(expression: str) -> list[dict[str, Any]]:
         return watched.prometheus.query_range(expression, *span)
 
-    drawn = draw.draw(ask, lambda text: filled_in(text.replace("$__rate_interval", "5s")), span)
+    drawn = draw.draw(ask, lambda text: draw.filled_in(text, "5s"), span)
     root = ElementTree.fromstring(drawn)
     assert len(root.findall(".//{*}polyline")) >= len(draw.MAIN)
     if picture:

@@ -1,4 +1,4 @@
-"""A Prometheus of its own for one test, with the shipped configuration at a test's pace."""
+"""A Prometheus of its own for one cluster, with the shipped configuration at a faster pace."""
 
 from __future__ import annotations
 
@@ -65,6 +65,10 @@ class Prometheus:
             path.write_text(text)
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
     def config(self) -> Path:
         return self.directory / "deploy" / "monitoring" / "prometheus.yml"
 
@@ -75,7 +79,7 @@ class Prometheus:
                     "prometheus",
                     f"--config.file={self.config}",
                     f"--storage.tsdb.path={self.directory / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
+                    f"--web.listen-address={self.address}",
                     "--log.level=warn",
                 ],
                 stdin=subprocess.DEVNULL,
@@ -101,7 +105,7 @@ class Prometheus:
 
     def _ready(self) -> bool:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            url = f"http://127.0.0.1:{self.port}/-/ready"
+            url = f"http://{self.address}/-/ready"
             with urllib.request.urlopen(url, timeout=2) as answer:
                 return int(answer.status) == 200
         return False
@@ -118,7 +122,7 @@ class Prometheus:
 
     def get(self, path: str, **arguments: str) -> Any:
         """`data` of an answer of its HTTP interface. ValueError: what it says is wrong."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return json.load(answer)["data"]
