@@ -8,9 +8,12 @@
 
 namespace hyperframes {
 
-// The only moves there are; everything else is refused. CHECKPOINTING and PREEMPTED have no moves
-// yet: nothing enters them.
+// The only moves there are; everything else is refused. PREEMPTED has no moves yet: nothing enters
+// it.
 bool LegalJobMove(v1::JobState from, v1::JobState to);
+
+// All ranks run: RUNNING, or CHECKPOINTING, in which they save beside it.
+bool IsRunningJobState(v1::JobState state);
 
 }  // namespace hyperframes
 
