@@ -394,12 +394,12 @@ void CheckpointDesk::SyncJob(const std::string& job_id) {
   if (!job.ok()) return;
   const v1::JobState wanted =
       open != all.end() ? v1::JOB_STATE_CHECKPOINTING : v1::JOB_STATE_RUNNING;
-  if (!IsRunningJobState((*job)->state()) || (*job)->state() == wanted) return;
+  if (!RanksRun((*job)->state()) || (*job)->state() == wanted) return;
   const std::vector<Record> last = book_->List({job_id, "", false}, 1);
   const auto updated = jobs_->Update(job_id, [&](v1::JobRecord* record) {
-    if (!IsRunningJobState(record->state())) return absl::OkStatus();
+    if (!RanksRun(record->state())) return absl::OkStatus();
     record->set_state(wanted);
-    record->set_reason("checkpointed");
+    record->set_reason("running");
     record->set_message("its ranks run");
     if (open != all.end()) {
       const v1::Checkpoint& checkpoint = (*open)->checkpoint();
@@ -410,8 +410,7 @@ void CheckpointDesk::SyncJob(const std::string& job_id) {
     } else if (!last.empty()) {
       const v1::Checkpoint& checkpoint = last[0]->checkpoint();
       const bool aborted = checkpoint.state() == v1::CHECKPOINT_STATE_ABORTED;
-      record->set_reason(aborted ? "checkpoint_aborted" : "checkpointed");
-      record->set_message(absl::StrCat("its ranks run; step ", checkpoint.global_step(),
+      record->set_message(absl::StrCat(kItsRanksRun, "step ", checkpoint.global_step(),
                                        aborted ? " was not saved: " : " is saved in ",
                                        aborted ? checkpoint.message() : checkpoint.directory()));
     }
@@ -435,7 +434,7 @@ void CheckpointDesk::Sweep() {
     it = book_->Get(it->first).ok() ? std::next(it) : lives_.erase(it);
   }
   for (const JobBook::Record& job : jobs_->Active()) {
-    if (IsRunningJobState(job->state())) SyncJob(job->id());
+    if (RanksRun(job->state())) SyncJob(job->id());
   }
 }
 

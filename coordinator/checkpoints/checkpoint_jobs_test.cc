@@ -24,7 +24,7 @@ TEST_F(CheckpointLife, AJobIsCheckpointingFromTheBeginToTheCommit) {
   ASSERT_TRUE(Commit(job, id).ok());
   Pass();
   EXPECT_EQ(Job(job)->state(), v1::JOB_STATE_RUNNING);
-  EXPECT_EQ(Job(job)->reason(), "checkpointed");
+  EXPECT_EQ(Job(job)->reason(), "running");
   EXPECT_EQ(Job(job)->message(), "its ranks run; step 50 is saved in /data/run");
 }
 
@@ -33,7 +33,7 @@ TEST_F(CheckpointLife, AJobWhoseCheckpointIsAbortedRunsOnAndSaysWhy) {
   ASSERT_TRUE(Abort(job, 1, Begin(job, 0, 50)->id(), "disk full").ok());
   Pass();
   EXPECT_EQ(Job(job)->state(), v1::JOB_STATE_RUNNING);
-  EXPECT_EQ(Job(job)->reason(), "checkpoint_aborted");
+  EXPECT_EQ(Job(job)->reason(), "running");
   EXPECT_EQ(Job(job)->message(), "its ranks run; step 50 was not saved: rank 1 gave up: disk full");
 }
 

@@ -17,8 +17,7 @@ bool HasReported(const v1::Checkpoint& checkpoint, int rank) {
 }  // namespace
 
 bool SavesIn(v1::JobState state) {
-  return state == v1::JOB_STATE_STARTING || state == v1::JOB_STATE_STOPPING ||
-         IsRunningJobState(state);
+  return state == v1::JOB_STATE_STARTING || state == v1::JOB_STATE_STOPPING || RanksRun(state);
 }
 
 absl::optional<CheckpointLoss> FindLoss(const v1::JobRecord* job,

@@ -16,8 +16,8 @@ bool LegalJobMove(v1::JobState from, v1::JobState to) {
     case v1::JOB_STATE_RUNNING:
       return to == v1::JOB_STATE_CHECKPOINTING || to == v1::JOB_STATE_SUCCEEDED ||
              to == v1::JOB_STATE_RESTARTING || to == v1::JOB_STATE_STOPPING;
-    // Its ranks run on: whatever may happen to a running job may happen now.
     case v1::JOB_STATE_CHECKPOINTING:
+      // Its ranks run: whatever may happen to a running job may happen now.
       return to == v1::JOB_STATE_RUNNING || to == v1::JOB_STATE_SUCCEEDED ||
              to == v1::JOB_STATE_RESTARTING || to == v1::JOB_STATE_STOPPING;
     case v1::JOB_STATE_RESTARTING:
@@ -30,7 +30,7 @@ bool LegalJobMove(v1::JobState from, v1::JobState to) {
   }
 }
 
-bool IsRunningJobState(v1::JobState state) {
+bool RanksRun(v1::JobState state) {
   return state == v1::JOB_STATE_RUNNING || state == v1::JOB_STATE_CHECKPOINTING;
 }
 

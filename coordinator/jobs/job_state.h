@@ -8,12 +8,11 @@
 
 namespace hyperframes {
 
-// The only moves there are; everything else is refused. PREEMPTED has no moves yet: nothing enters
-// it.
+// The only moves there are; everything else is refused.
 bool LegalJobMove(v1::JobState from, v1::JobState to);
 
-// All ranks run: RUNNING, or CHECKPOINTING, in which they save beside it.
-bool IsRunningJobState(v1::JobState state);
+// RUNNING, or CHECKPOINTING, which is RUNNING while a checkpoint is taken.
+bool RanksRun(v1::JobState state);
 
 }  // namespace hyperframes
 

@@ -66,6 +66,8 @@ class CoordinatorServer {
   // "hfcoordinator ready: grpc=127.0.0.1:PORT http=127.0.0.1:PORT"
   std::string ReadyLine() const;
 
+  // What /metrics answers.
+  std::string MetricsText() { return Metrics().body; }
   int waiting_calls() const { return waiting_.waiting(); }
   // For tests: what the RPC threads lock.
   NodeRegistry* registry() { return registry_.get(); }
