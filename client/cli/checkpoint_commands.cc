@@ -19,6 +19,10 @@ Bytes WrittenBytes(const v1::Checkpoint& checkpoint) {
   return written;
 }
 
+std::string SaveText(double seconds) {
+  return seconds < 60 ? SecondsText(seconds) : AgeText(seconds);
+}
+
 // With what the question was narrowed to: a wrong directory is the commonest reason.
 void SayNone(const v1::ListCheckpointsRequest& request, std::ostream* out) {
   *out << "no " << (request.committed_only() ? "committed " : "") << "checkpoints";
@@ -49,7 +53,7 @@ void PrintTable(const v1::ListCheckpointsResponse& response, std::ostream* out) 
         absl::StrCat(checkpoint.shards_size(), "/", checkpoint.world_size()),
         FormatBytes(WrittenBytes(checkpoint)),
         AgeText(checkpoint.age_s()),
-        committed ? SecondsText(checkpoint.save_s()) : "",
+        committed ? SaveText(checkpoint.save_s()) : "",
         absl::StrCat(checkpoint.directory(), "/", checkpoint.name())};
     if (any_message) row.push_back(checkpoint.message());
     table.AddRow(std::move(row));
