@@ -119,10 +119,7 @@ class CheckpointLife : public JobLife {
       EXPECT_TRUE(begun.ok()) << begun.status();
       if (begun.ok()) id = begun->id();
     }
-    for (int rank : {0, 1}) {
-      const auto prepared = Prepare(job, rank, id, attempt);
-      EXPECT_TRUE(prepared.ok()) << prepared.status();
-    }
+    for (int rank : {0, 1}) EXPECT_TRUE(Prepare(job, rank, id, attempt).ok());
     return id;
   }
   std::string MakeCommitted(const std::string& job, int64_t step, int attempt = 0,
