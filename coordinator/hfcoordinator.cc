@@ -1,4 +1,5 @@
-// hfcoordinator: membership, jobs and plans of a cluster. Parse, start, print the address, wait.
+// hfcoordinator: membership, jobs, plans and checkpoints of a cluster. Parse, start, print the
+// address, wait.
 #include <glog/logging.h>
 
 #include <iostream>
@@ -22,7 +23,7 @@ absl::StatusOr<Config::Outcome> ReadOptions(int argc, char** argv, CoordinatorOp
   std::string listen_address = FormatHostPort(options->listen_address);
   std::string http_address = FormatHostPort(options->http_address);
   options->state_directory = "/var/lib/hyperframes/coordinator";
-  Config config("hfcoordinator", "Keeps membership, jobs and plans of a HyperFrames cluster.");
+  Config config("hfcoordinator", "Keeps membership, jobs, plans and checkpoints of a cluster.");
   config.AddString(&listen_address, "listen-address", "where gRPC listens; port 0: any free one");
   config.AddString(&http_address, "http-address", "where /metrics and its like listen");
   config.AddString(&options->state_directory, "state-directory",
@@ -31,6 +32,8 @@ absl::StatusOr<Config::Outcome> ReadOptions(int argc, char** argv, CoordinatorOp
   config.AddDuration(&options->suspected_after, "suspected-after", "of silence: SUSPECTED");
   config.AddDuration(&options->offline_after, "offline-after", "of silence: OFFLINE");
   config.AddDuration(&options->plan_wait, "plan-wait", "for all ranks of a job to ask for a plan");
+  config.AddDuration(&options->checkpoint_timeout, "checkpoint-timeout",
+                     "without anything new of a checkpoint under way: aborted");
   HF_ASSIGN_OR_RETURN(const Config::Outcome outcome, config.Parse(argc, argv));
   if (outcome == Config::Outcome::kExit) return outcome;
   if (!config.positional().empty()) {

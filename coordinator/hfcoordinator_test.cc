@@ -1,71 +1,22 @@
 // The program itself: its address line, its stalls, its death.
-#include <fcntl.h>
-#include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <chrono>
-#include <memory>
-#include <string>
 #include <thread>
 
-#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "common/protocol_version.h"
+#include "coordinator/coordinator_program.h"
 #include "hyperframes/v1/coordinator.grpc.pb.h"
 #include "hyperframes/v1/membership.grpc.pb.h"
 
 namespace hyperframes {
 namespace {
 
-class Program : public testing::Test {
+class Program : public CoordinatorProgram {
  protected:
-  void SetUp() override {
-    directory_ = "/tmp/hyperframes_program_XXXXXX";
-    ASSERT_NE(mkdtemp(&directory_[0]), nullptr);
-  }
-  void TearDown() override { End(SIGKILL); }
-  // Runs it until its address line.
-  void Spawn() {
-    int out[2];
-    ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
-    child_ = fork();
-    if (child_ == 0) {
-      dup2(out[1], STDOUT_FILENO);
-      const std::string state = "--state-directory=" + directory_;
-      execl("coordinator/hfcoordinator", "hfcoordinator", "--listen-address=127.0.0.1:0",
-            "--http-address=127.0.0.1:0", state.c_str(), "--heartbeat-interval=100ms",
-            "--suspected-after=300ms", "--offline-after=1s", nullptr);
-      _exit(127);
-    }
-    close(out[1]);
-    std::string line;
-    char byte;
-    while (read(out[0], &byte, 1) == 1 && byte != '\n') line += byte;
-    close(out[0]);
-    ASSERT_TRUE(absl::StartsWith(line, "hfcoordinator ready: grpc=127.0.0.1:")) << line;
-    const size_t start = line.find("grpc=") + 5;
-    channel_ = grpc::CreateChannel(line.substr(start, line.find(' ', start) - start),
-                                   grpc::InsecureChannelCredentials());
-  }
-  // The status that it ended with.
-  int End(int with_signal) {
-    if (child_ <= 0) return -1;
-    kill(child_, with_signal);
-    int status = 0;
-    waitpid(child_, &status, 0);
-    child_ = -1;
-    return status;
-  }
-  static std::unique_ptr<grpc::ClientContext> Within(int seconds) {
-    auto context = std::make_unique<grpc::ClientContext>();
-    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(seconds));
-    return context;
-  }
   bool Register() {
     v1::RegisterRequest request;
     request.mutable_version()->set_major(kProtocolMajor);
@@ -84,10 +35,6 @@ class Program : public testing::Test {
     return status.ok() && response.nodes_size() == 1 ? response.nodes(0).state()
                                                      : v1::NODE_STATE_UNSPECIFIED;
   }
-
-  std::string directory_;
-  pid_t child_ = -1;
-  std::shared_ptr<grpc::Channel> channel_;
 };
 
 // docs/cases.md C2.

@@ -39,14 +39,28 @@ struct MethodEntry {
 };
 
 constexpr MethodEntry kMethods[] = {
+    {"AbortCheckpoint",
+     &CallAsJson<v1::AbortCheckpointRequest, v1::Checkpoint, &Client::AbortCheckpoint>},
+    {"BeginCheckpoint",
+     &CallAsJson<v1::BeginCheckpointRequest, v1::Checkpoint, &Client::BeginCheckpoint>},
     {"CancelJob", &CallAsJson<v1::CancelJobRequest, v1::Job, &Client::CancelJob>},
+    {"CommitCheckpoint",
+     &CallAsJson<v1::CommitCheckpointRequest, v1::Checkpoint, &Client::CommitCheckpoint>},
     {"CreatePlan", &CallAsJson<v1::CreatePlanRequest, v1::CreatePlanResponse, &Client::CreatePlan>},
     {"GetJob", &CallAsJson<v1::GetJobRequest, v1::Job, &Client::GetJob>},
     {"GetPlan", &CallAsJson<v1::GetPlanRequest, v1::FramePlan, &Client::GetPlan>},
+    {"ListCheckpoints", &CallAsJson<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse,
+                                    &Client::ListCheckpoints>},
     {"ListJobs", &CallAsJson<v1::ListJobsRequest, v1::ListJobsResponse, &Client::ListJobs>},
     {"ListNodes", &CallAsJson<v1::ListNodesRequest, v1::ListNodesResponse, &Client::ListNodes>},
+    {"PrepareCheckpoint",
+     &CallAsJson<v1::PrepareCheckpointRequest, v1::Checkpoint, &Client::PrepareCheckpoint>},
     {"ReadLog", &CallAsJson<v1::ReadLogRequest, v1::ReadLogResponse, &Client::ReadLog>},
+    {"RetireCheckpoint",
+     &CallAsJson<v1::RetireCheckpointRequest, v1::Checkpoint, &Client::RetireCheckpoint>},
     {"SubmitJob", &CallAsJson<v1::SubmitJobRequest, v1::SubmitJobResponse, &Client::SubmitJob>},
+    {"WatchCheckpoint",
+     &CallAsJson<v1::WatchCheckpointRequest, v1::Checkpoint, &Client::WatchCheckpoint>},
     {"WatchJob", &CallAsJson<v1::WatchJobRequest, v1::Job, &Client::WatchJob>},
 };
 

@@ -25,6 +25,12 @@ class ClientAbiTest : public ::testing::Test {
     v1::FramePlan plan;
     plan.set_id("p");
     coordinator_.set_plan("job-1", plan);
+    v1::Checkpoint checkpoint;
+    checkpoint.set_id("ckpt-1");
+    checkpoint.set_state(v1::CHECKPOINT_STATE_PREPARED);
+    checkpoint.set_global_step(50);
+    checkpoint.add_shards()->add_micro_batches(3);
+    coordinator_.AddCheckpoint(checkpoint);
     EXPECT_EQ(hf_client_open(coordinator_.address().c_str(), "{\"timeout_s\": 5}", &client_),
               HF_OK);
   }
@@ -54,6 +60,13 @@ TEST_F(ClientAbiTest, EveryMethodOfTheHeaderIsThere) {
       {"CreatePlan", R"({"job_id": "job-1", "world_size": 1})"},
       {"GetPlan", R"({"job_id": "job-1"})"},
       {"CancelJob", R"({"id": "job-1"})"},
+      {"BeginCheckpoint", R"({"caller": {"job_id": "job-1"}, "name": "s", "global_step": 50})"},
+      {"PrepareCheckpoint", R"({"checkpoint_id": "ckpt-1", "shard": {"micro_batches": [3, 1]}})"},
+      {"CommitCheckpoint", R"({"checkpoint_id": "ckpt-1"})"},
+      {"AbortCheckpoint", R"({"checkpoint_id": "ckpt-1", "reason": "x"})"},
+      {"WatchCheckpoint", R"({"checkpoint_id": "ckpt-1", "known": "CHECKPOINT_STATE_OPEN"})"},
+      {"RetireCheckpoint", R"({"checkpoint_id": "ckpt-1"})"},
+      {"ListCheckpoints", R"({"committed_only": false})"},
   };
   for (const auto& [method, request] : calls) {
     EXPECT_EQ(Call(method, request), HF_OK) << method << ": " << hf_last_error();
@@ -66,6 +79,14 @@ TEST_F(ClientAbiTest, AnswersComeInSnakeCaseWithWholeIntegersAsStrings) {
   EXPECT_EQ(response_["state"], "JOB_STATE_RUNNING");
   EXPECT_EQ(response_["version"], "1152921504606846976");
   EXPECT_EQ(response_["state_age_s"], 0);
+}
+
+TEST_F(ClientAbiTest, ACheckpointComesWithItsStateAndItsOrderTable) {
+  ASSERT_EQ(Call("CommitCheckpoint", R"({"checkpoint_id": "ckpt-1"})"), HF_OK) << hf_last_error();
+  EXPECT_EQ(response_["state"], "CHECKPOINT_STATE_PREPARED");
+  EXPECT_EQ(response_["global_step"], "50");
+  EXPECT_EQ(response_["shards"][0]["micro_batches"][0], "3");
+  EXPECT_EQ(Call("CommitCheckpoint", R"({"checkpoint_id": "ckpt-2"})"), HF_NOT_FOUND);
 }
 
 TEST_F(ClientAbiTest, AServerThatIsStartingUpIsAskedAgain) {

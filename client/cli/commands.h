@@ -21,6 +21,8 @@ absl::StatusOr<int> RunJobCancel(CommandLine* line);
 // plan_commands.cc
 absl::StatusOr<int> RunPlan(CommandLine* line);
 absl::StatusOr<int> RunExplain(CommandLine* line);
+// checkpoint_commands.cc
+absl::StatusOr<int> RunCheckpoints(CommandLine* line);
 // top_command.cc
 absl::StatusOr<int> RunTop(CommandLine* line);
 

@@ -31,6 +31,9 @@ const std::vector<Command>& Commands() {
       {"job cancel", "ID", "End a job.", &RunJobCancel},
       {"plan", "JOB", "Bytes per tier, predicted peak and step time of each rank.", &RunPlan},
       {"explain", "JOB [BLOCK]", "Why each block's frames wait where they do.", &RunExplain},
+      {"checkpoints", "[--job ID] [--directory DIR] [--all] [--limit N]",
+       "Committed checkpoints, newest first; --all: aborted ones and those under way too.",
+       &RunCheckpoints},
       {"top", "[--once]", "Live water levels of GPUs, hosts and workers.", &RunTop},
   };
   return *commands;

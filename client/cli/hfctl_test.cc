@@ -357,7 +357,8 @@ TEST_F(HfctlTest, WrongWordsGetOneSentence) {
 TEST_F(HfctlTest, HelpIsThereForEveryCommand) {
   EXPECT_EQ(Hfctl({}).exit_code, kExitUsage);
   EXPECT_EQ(Hfctl({"--help"}).exit_code, kExitOk);
-  for (const std::string name : {"nodes", "submit", "top", "plan", "explain", "jobs", "gpus"}) {
+  for (const std::string name :
+       {"nodes", "submit", "top", "plan", "explain", "jobs", "gpus", "checkpoints"}) {
     const ProgramResult result = Hfctl({"help", name});
     EXPECT_EQ(result.exit_code, kExitOk) << result.err;
     EXPECT_THAT(result.out, HasSubstr("--coordinator"));

@@ -45,6 +45,10 @@ std::string LeaseStateText(v1::LeaseState state) {
   return WithoutPrefix(v1::LeaseState_Name(state), "LEASE_STATE_");
 }
 
+std::string CheckpointStateText(v1::CheckpointState state) {
+  return WithoutPrefix(v1::CheckpointState_Name(state), "CHECKPOINT_STATE_");
+}
+
 std::string TierText(v1::Tier tier) {
   return absl::AsciiStrToLower(WithoutPrefix(v1::Tier_Name(tier), "TIER_"));
 }

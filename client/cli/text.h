@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/units.h"
+#include "hyperframes/v1/checkpoint.pb.h"
 #include "hyperframes/v1/coordinator.pb.h"
 
 namespace hyperframes {
@@ -17,6 +18,7 @@ std::string SecondsText(double seconds);
 std::string NodeStateText(v1::NodeState state);
 std::string WorkerStateText(v1::WorkerState state);
 std::string LeaseStateText(v1::LeaseState state);
+std::string CheckpointStateText(v1::CheckpointState state);
 std::string TierText(v1::Tier tier);        // "peer".
 std::string PolicyText(v1::Policy policy);  // "recompute".
 // "50%"; "-" when there is no whole.

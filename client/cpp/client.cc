@@ -32,6 +32,12 @@ Request WithVersion(Request request) {
   return request;
 }
 
+template <typename Request>
+Request WithCallersVersion(Request request) {
+  *request.mutable_caller() = WithVersion(request.caller());
+  return request;
+}
+
 v1::ReadLogRequest LogRequest(const std::string& job_id, int rank, int64_t offset) {
   v1::ReadLogRequest request;
   request.set_job_id(job_id);
@@ -70,7 +76,8 @@ Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
       channel_(std::move(channel)),
       cluster_(v1::Cluster::NewStub(channel_)),
       jobs_(v1::Jobs::NewStub(channel_)),
-      plans_(v1::Plans::NewStub(channel_)) {}
+      plans_(v1::Plans::NewStub(channel_)),
+      checkpoints_(v1::Checkpoints::NewStub(channel_)) {}
 
 Client::~Client() = default;
 
@@ -166,6 +173,49 @@ absl::StatusOr<v1::CreatePlanResponse> Client::CreatePlan(const v1::CreatePlanRe
 absl::StatusOr<v1::FramePlan> Client::GetPlan(const v1::GetPlanRequest& request,
                                               absl::Duration timeout) {
   return Call(plans_.get(), &v1::Plans::Stub::GetPlan, request, timeout);
+}
+
+absl::StatusOr<v1::Checkpoint> Client::BeginCheckpoint(const v1::BeginCheckpointRequest& request,
+                                                       absl::Duration timeout) {
+  return Call(checkpoints_.get(), &v1::Checkpoints::Stub::BeginCheckpoint,
+              WithCallersVersion(request), timeout);
+}
+
+absl::StatusOr<v1::Checkpoint> Client::PrepareCheckpoint(
+    const v1::PrepareCheckpointRequest& request, absl::Duration timeout) {
+  return Call(checkpoints_.get(), &v1::Checkpoints::Stub::PrepareCheckpoint,
+              WithCallersVersion(request), timeout);
+}
+
+absl::StatusOr<v1::Checkpoint> Client::CommitCheckpoint(const v1::CommitCheckpointRequest& request,
+                                                        absl::Duration timeout) {
+  return Call(checkpoints_.get(), &v1::Checkpoints::Stub::CommitCheckpoint,
+              WithCallersVersion(request), timeout);
+}
+
+absl::StatusOr<v1::Checkpoint> Client::AbortCheckpoint(const v1::AbortCheckpointRequest& request,
+                                                       absl::Duration timeout) {
+  return Call(checkpoints_.get(), &v1::Checkpoints::Stub::AbortCheckpoint,
+              WithCallersVersion(request), timeout);
+}
+
+absl::StatusOr<v1::Checkpoint> Client::WatchCheckpoint(const v1::WatchCheckpointRequest& request,
+                                                       absl::Duration timeout) {
+  if (timeout <= absl::ZeroDuration()) {
+    timeout = options_.timeout + absl::Seconds(std::max(0.0, request.wait_s()));
+  }
+  return Call(checkpoints_.get(), &v1::Checkpoints::Stub::WatchCheckpoint, request, timeout);
+}
+
+absl::StatusOr<v1::Checkpoint> Client::RetireCheckpoint(const v1::RetireCheckpointRequest& request,
+                                                        absl::Duration timeout) {
+  return Call(checkpoints_.get(), &v1::Checkpoints::Stub::RetireCheckpoint,
+              WithCallersVersion(request), timeout);
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(
+    const v1::ListCheckpointsRequest& request, absl::Duration timeout) {
+  return Call(checkpoints_.get(), &v1::Checkpoints::Stub::ListCheckpoints, request, timeout);
 }
 
 absl::StatusOr<v1::Job> Client::WaitJob(const std::string& id, absl::Duration timeout) {

@@ -1,7 +1,7 @@
-// Room: client/cpp. What a program says to a coordinator: submit, watch, plan. It knows protos and
-// gRPC; it must not know planners, engines or devices. Everything that talks to a coordinator
-// (hfctl, the C ABI, and through it Python) goes through this class, so that deadlines, retries and
-// the sentence for an unreachable coordinator exist once.
+// Room: client/cpp. What a program says to a coordinator: submit, watch, plan, checkpoint. It knows
+// protos and gRPC; it must not know planners, engines or devices. Everything that talks to a
+// coordinator (hfctl, the C ABI, and through it Python) goes through this class, so that deadlines,
+// retries and the sentence for an unreachable coordinator exist once.
 #ifndef HYPERFRAMES_CLIENT_CPP_CLIENT_H_
 #define HYPERFRAMES_CLIENT_CPP_CLIENT_H_
 
@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/retry.h"
 #include "coordinator/wire/job_state_name.h"
+#include "hyperframes/v1/checkpoint.grpc.pb.h"
 #include "hyperframes/v1/coordinator.grpc.pb.h"
 
 namespace hyperframes {
@@ -33,8 +34,8 @@ struct ClientOptions {
 // Reads as ClientOptions::timeout.
 constexpr absl::Duration kDefaultTimeout = absl::ZeroDuration();
 
-// Each method is one RPC of coordinator.proto and returns what the server answered, with these
-// codes added:
+// Each method is one RPC of coordinator.proto or checkpoint.proto and returns what the server
+// answered, with these codes added:
 //   Unavailable       the coordinator cannot be reached; the message has its address and what to
 //   do.
 //                     All calls are idempotent; they were retried until their deadline by then.
@@ -73,6 +74,24 @@ class Client {
   absl::StatusOr<v1::FramePlan> GetPlan(const v1::GetPlanRequest& request,
                                         absl::Duration timeout = kDefaultTimeout);
 
+  // Those of ranks carry the protocol version in `caller`.
+  absl::StatusOr<v1::Checkpoint> BeginCheckpoint(const v1::BeginCheckpointRequest& request,
+                                                 absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::Checkpoint> PrepareCheckpoint(const v1::PrepareCheckpointRequest& request,
+                                                   absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::Checkpoint> CommitCheckpoint(const v1::CommitCheckpointRequest& request,
+                                                  absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::Checkpoint> AbortCheckpoint(const v1::AbortCheckpointRequest& request,
+                                                 absl::Duration timeout = kDefaultTimeout);
+  // The default timeout is wait_s plus ClientOptions::timeout.
+  absl::StatusOr<v1::Checkpoint> WatchCheckpoint(const v1::WatchCheckpointRequest& request,
+                                                 absl::Duration timeout = kDefaultTimeout);
+  // NotFound: also what an earlier attempt of this call has retired.
+  absl::StatusOr<v1::Checkpoint> RetireCheckpoint(const v1::RetireCheckpointRequest& request,
+                                                  absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+      const v1::ListCheckpointsRequest& request, absl::Duration timeout = kDefaultTimeout);
+
   // Returns the job once it has ended (see IsFinalJobState). DeadlineExceeded says in which state
   // it still is. A coordinator that is away meanwhile is waited for until `timeout`.
   absl::StatusOr<v1::Job> WaitJob(const std::string& id, absl::Duration timeout);
@@ -102,6 +121,7 @@ class Client {
   const std::unique_ptr<v1::Cluster::Stub> cluster_;
   const std::unique_ptr<v1::Jobs::Stub> jobs_;
   const std::unique_ptr<v1::Plans::Stub> plans_;
+  const std::unique_ptr<v1::Checkpoints::Stub> checkpoints_;
 };
 
 constexpr absl::Duration kLogPollInterval = absl::Milliseconds(200);

@@ -108,6 +108,68 @@ TEST_F(ClientTest, APlanIsAskedForAgainWithTheSameProfileUntilTheCoordinatorIsBa
   EXPECT_EQ(coordinator_.last_create_plan().rank().resident_bytes(), 7);
 }
 
+TEST_F(ClientTest, EveryCallOfACheckpointIsRepeatedAndTellsItsVersion) {
+  v1::Checkpoint known;
+  known.set_id("ckpt-1");
+  known.set_state(v1::CHECKPOINT_STATE_PREPARED);
+  coordinator_.AddCheckpoint(known);
+  const auto client = Connect(coordinator_.address());
+  const auto expect_repeated = [&](const std::string& method, const auto& call) {
+    coordinator_.Script(method, kDown);
+    const absl::StatusOr<v1::Checkpoint> checkpoint = call();
+    ASSERT_TRUE(checkpoint.ok()) << method << ": " << checkpoint.status();
+    EXPECT_EQ(checkpoint->id(), "ckpt-1") << method;
+    EXPECT_EQ(coordinator_.calls(method), 2) << method;
+    EXPECT_EQ(coordinator_.last_caller().version().major(), kProtocolMajor) << method;
+    EXPECT_EQ(coordinator_.last_caller().job_id(), "job-1") << method;
+  };
+  const auto of_rank = [](auto request) {
+    request.mutable_caller()->set_job_id("job-1");
+    return request;
+  };
+  const auto of_known = [&](auto request) {
+    request.set_checkpoint_id("ckpt-1");
+    return of_rank(request);
+  };
+  expect_repeated("BeginCheckpoint",
+                  [&] { return client->BeginCheckpoint(of_rank(v1::BeginCheckpointRequest())); });
+  expect_repeated("PrepareCheckpoint", [&] {
+    return client->PrepareCheckpoint(of_known(v1::PrepareCheckpointRequest()));
+  });
+  expect_repeated("CommitCheckpoint", [&] {
+    return client->CommitCheckpoint(of_known(v1::CommitCheckpointRequest()));
+  });
+  expect_repeated("AbortCheckpoint",
+                  [&] { return client->AbortCheckpoint(of_known(v1::AbortCheckpointRequest())); });
+  expect_repeated("RetireCheckpoint", [&] {
+    return client->RetireCheckpoint(of_known(v1::RetireCheckpointRequest()));
+  });
+  coordinator_.Script("ListCheckpoints", kDown);
+  const auto listed = client->ListCheckpoints({});
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  EXPECT_EQ(listed->checkpoints_size(), 1);
+}
+
+TEST_F(ClientTest, AWatchedCheckpointIsWaitedForAsLongAsWasAsked) {
+  v1::Checkpoint known;
+  known.set_id("ckpt-1");
+  known.set_state(v1::CHECKPOINT_STATE_OPEN);
+  coordinator_.AddCheckpoint(known);
+  ClientOptions options;
+  options.address = coordinator_.address();
+  options.timeout = absl::Milliseconds(200);
+  const auto client = std::move(Client::Create(options)).value();
+  v1::WatchCheckpointRequest request;
+  request.set_checkpoint_id("ckpt-1");
+  request.set_known(v1::CHECKPOINT_STATE_OPEN);
+  request.set_wait_s(0.5);
+  const auto seen = client->WatchCheckpoint(request);
+  ASSERT_TRUE(seen.ok()) << "longer than the client's own timeout: " << seen.status();
+  EXPECT_EQ(seen->state(), v1::CHECKPOINT_STATE_OPEN);
+  const absl::Status impatient = client->WatchCheckpoint(request, absl::Milliseconds(50)).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(impatient)) << impatient;
+}
+
 TEST_F(ClientTest, ARefusedPlanIsAnAnswerAndNotAskedForAgain) {
   coordinator_.Script("CreatePlan", grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no"));
   EXPECT_TRUE(absl::IsResourceExhausted(Connect(coordinator_.address())->CreatePlan({}).status()));

@@ -161,16 +161,97 @@ class FakeCoordinator::PlansService final : public v1::Plans::Service {
   FakeCoordinator* const fake_;
 };
 
+class FakeCoordinator::CheckpointsService final : public v1::Checkpoints::Service {
+ public:
+  explicit CheckpointsService(FakeCoordinator* fake) : fake_(fake) {}
+
+  // Of the checkpoint that was added first.
+  grpc::Status BeginCheckpoint(grpc::ServerContext*, const v1::BeginCheckpointRequest* request,
+                               v1::Checkpoint* response) override {
+    return OfRank("BeginCheckpoint", *request, "", response);
+  }
+  grpc::Status PrepareCheckpoint(grpc::ServerContext*, const v1::PrepareCheckpointRequest* request,
+                                 v1::Checkpoint* response) override {
+    return OfRank("PrepareCheckpoint", *request, request->checkpoint_id(), response);
+  }
+  grpc::Status CommitCheckpoint(grpc::ServerContext*, const v1::CommitCheckpointRequest* request,
+                                v1::Checkpoint* response) override {
+    return OfRank("CommitCheckpoint", *request, request->checkpoint_id(), response);
+  }
+  grpc::Status AbortCheckpoint(grpc::ServerContext*, const v1::AbortCheckpointRequest* request,
+                               v1::Checkpoint* response) override {
+    return OfRank("AbortCheckpoint", *request, request->checkpoint_id(), response);
+  }
+  grpc::Status RetireCheckpoint(grpc::ServerContext*, const v1::RetireCheckpointRequest* request,
+                                v1::Checkpoint* response) override {
+    return OfRank("RetireCheckpoint", *request, request->checkpoint_id(), response);
+  }
+  grpc::Status WatchCheckpoint(grpc::ServerContext* context,
+                               const v1::WatchCheckpointRequest* request,
+                               v1::Checkpoint* response) override {
+    const auto give_up = std::chrono::steady_clock::now() +
+                         std::chrono::milliseconds(static_cast<int>(request->wait_s() * 1000));
+    grpc::Status status = Answer("WatchCheckpoint", request->checkpoint_id(), response);
+    while (status.ok() && response->state() == request->known() &&
+           std::chrono::steady_clock::now() < give_up && !context->IsCancelled()) {
+      MutexLock lock(&fake_->mutex_);
+      fake_->never_.WaitFor(&fake_->mutex_, absl::Milliseconds(5), [] { return false; });
+    }
+    return status;
+  }
+
+  grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request,
+                               v1::ListCheckpointsResponse* response) override {
+    grpc::Status scripted;
+    if (fake_->Scripted("ListCheckpoints", &scripted)) return scripted;
+    MutexLock lock(&fake_->mutex_);
+    fake_->last_list_checkpoints_ = *request;
+    for (const v1::Checkpoint& checkpoint : fake_->checkpoints_) {
+      if (request->committed_only() && checkpoint.state() != v1::CHECKPOINT_STATE_COMMITTED)
+        continue;
+      *response->add_checkpoints() = checkpoint;
+    }
+    return grpc::Status::OK;
+  }
+
+ private:
+  template <typename Request>
+  grpc::Status OfRank(const std::string& method, const Request& request, const std::string& id,
+                      v1::Checkpoint* response) {
+    {
+      MutexLock lock(&fake_->mutex_);
+      fake_->last_caller_ = request.caller();
+    }
+    return Answer(method, id, response);
+  }
+
+  grpc::Status Answer(const std::string& method, const std::string& id, v1::Checkpoint* response) {
+    grpc::Status scripted;
+    if (fake_->Scripted(method, &scripted)) return scripted;
+    MutexLock lock(&fake_->mutex_);
+    for (const v1::Checkpoint& checkpoint : fake_->checkpoints_) {
+      if (!id.empty() && checkpoint.id() != id) continue;
+      *response = checkpoint;
+      return grpc::Status::OK;
+    }
+    return grpc::Status(grpc::StatusCode::NOT_FOUND, "no checkpoint \"" + id + "\"");
+  }
+
+  FakeCoordinator* const fake_;
+};
+
 FakeCoordinator::FakeCoordinator(int port)
     : cluster_service_(std::make_unique<ClusterService>(this)),
       jobs_service_(std::make_unique<JobsService>(this)),
-      plans_service_(std::make_unique<PlansService>(this)) {
+      plans_service_(std::make_unique<PlansService>(this)),
+      checkpoints_service_(std::make_unique<CheckpointsService>(this)) {
   grpc::ServerBuilder builder;
   builder.AddListeningPort("127.0.0.1:" + std::to_string(port), grpc::InsecureServerCredentials(),
                            &port_);
   builder.RegisterService(cluster_service_.get());
   builder.RegisterService(jobs_service_.get());
   builder.RegisterService(plans_service_.get());
+  builder.RegisterService(checkpoints_service_.get());
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0) std::abort();
 }
@@ -234,6 +315,21 @@ void FakeCoordinator::set_plan(const std::string& job_id, const v1::FramePlan& p
 std::vector<v1::SubmitJobRequest> FakeCoordinator::submitted() const {
   MutexLock lock(&mutex_);
   return submitted_;
+}
+
+void FakeCoordinator::AddCheckpoint(const v1::Checkpoint& checkpoint) {
+  MutexLock lock(&mutex_);
+  checkpoints_.push_back(checkpoint);
+}
+
+v1::CheckpointCaller FakeCoordinator::last_caller() const {
+  MutexLock lock(&mutex_);
+  return last_caller_;
+}
+
+v1::ListCheckpointsRequest FakeCoordinator::last_list_checkpoints() const {
+  MutexLock lock(&mutex_);
+  return last_list_checkpoints_;
 }
 
 v1::CreatePlanRequest FakeCoordinator::last_create_plan() const {

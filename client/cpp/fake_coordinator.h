@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/mutex.h"
+#include "hyperframes/v1/checkpoint.grpc.pb.h"
 #include "hyperframes/v1/coordinator.grpc.pb.h"
 
 namespace hyperframes {
@@ -40,6 +41,10 @@ class FakeCoordinator {
   void AddJob(const v1::Job& job);
   void set_log(const std::string& job_id, int rank, const std::string& data);
   void set_plan(const std::string& job_id, const v1::FramePlan& plan);
+  // By id; listed in the order in which they were added. Calls answer with them as they are.
+  void AddCheckpoint(const v1::Checkpoint& checkpoint);
+  v1::CheckpointCaller last_caller() const;
+  v1::ListCheckpointsRequest last_list_checkpoints() const;
   std::vector<v1::SubmitJobRequest> submitted() const;
   v1::CreatePlanRequest last_create_plan() const;
 
@@ -47,6 +52,7 @@ class FakeCoordinator {
   class ClusterService;
   class JobsService;
   class PlansService;
+  class CheckpointsService;
 
   // Counts the call; true when the script has a failure for it, which is then in `status`.
   bool Scripted(const std::string& method, grpc::Status* status);
@@ -63,10 +69,14 @@ class FakeCoordinator {
   std::map<std::string, v1::FramePlan> plans_ HF_GUARDED_BY(mutex_);
   std::vector<v1::SubmitJobRequest> submitted_ HF_GUARDED_BY(mutex_);
   v1::CreatePlanRequest last_create_plan_ HF_GUARDED_BY(mutex_);
+  std::vector<v1::Checkpoint> checkpoints_ HF_GUARDED_BY(mutex_);
+  v1::CheckpointCaller last_caller_ HF_GUARDED_BY(mutex_);
+  v1::ListCheckpointsRequest last_list_checkpoints_ HF_GUARDED_BY(mutex_);
 
   std::unique_ptr<ClusterService> cluster_service_;
   std::unique_ptr<JobsService> jobs_service_;
   std::unique_ptr<PlansService> plans_service_;
+  std::unique_ptr<CheckpointsService> checkpoints_service_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

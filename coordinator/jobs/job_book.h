@@ -104,6 +104,9 @@ class JobBook {
 // As users see it.
 v1::Job ToJob(const v1::JobRecord& record, absl::Time wall_now);
 
+// Begins the message of a RUNNING job that says more than that it runs; it stays until the next.
+constexpr char kItsRanksRun[] = "its ranks run; ";
+
 }  // namespace hyperframes
 
 #endif  // HYPERFRAMES_COORDINATOR_JOBS_JOB_BOOK_H_

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "coordinator/jobs/admission.h"
@@ -27,6 +28,12 @@ absl::Duration Grace(const v1::JobRecord& job) {
 
 std::string AllRanksRun(int ranks) {
   return ranks == 1 ? "its only rank runs" : absl::StrCat("all ", ranks, " ranks run");
+}
+
+// What was said of its last checkpoint stays: it says as well that it runs.
+std::string RunsText(const v1::JobRecord& job) {
+  return absl::StartsWith(job.message(), kItsRanksRun) ? job.message()
+                                                       : AllRanksRun(job.workers_size());
 }
 
 }  // namespace
@@ -112,6 +119,7 @@ void Reconciler::Advance(const JobBook::Record& job) {
     case v1::JOB_STATE_STARTING:
       return StartWorkers(job);
     case v1::JOB_STATE_RUNNING:
+    case v1::JOB_STATE_CHECKPOINTING:
       return Judge(job);
     case v1::JOB_STATE_RESTARTING:
       return Restart(job);
@@ -250,14 +258,14 @@ void Reconciler::StartWorkers(const JobBook::Record& job) {
 void Reconciler::Judge(const JobBook::Record& job) {
   const v1::JobWorkerRecord* failed = FirstFailed(*job);
   if (failed != nullptr) return FailOrRestart(*job, *failed);
-  if (job->state() != v1::JOB_STATE_RUNNING) return;
+  if (!RanksRun(job->state())) return;
   const bool all_ended = std::all_of(job->workers().begin(), job->workers().end(),
                                      [](const v1::JobWorkerRecord& worker) {
                                        return worker.report().state() == v1::WORKER_STATE_EXITED;
                                      });
   if (all_ended) {
     const auto ended = book_->Update(job->id(), [](v1::JobRecord* record) {
-      if (record->state() != v1::JOB_STATE_RUNNING) return absl::OkStatus();
+      if (!RanksRun(record->state())) return absl::OkStatus();
       record->set_state(v1::JOB_STATE_SUCCEEDED);
       record->set_reason("succeeded");
       record->set_message(record->workers_size() == 1 ? "its only rank exited with 0"
@@ -270,14 +278,14 @@ void Reconciler::Judge(const JobBook::Record& job) {
   }
   if (EndOverdue(*job)) return;
   // A lost agent is no lost worker: the job runs on, and its user is told what is not known.
-  std::string message = AllRanksRun(job->workers_size());
+  std::string message = RunsText(*job);
   for (const v1::JobWorkerRecord& worker : job->workers()) {
     if (worker.released() || !Unreachable(worker.node())) continue;
     message = absl::StrCat("node ", worker.node(), " is OFFLINE; rank ", worker.rank(),
                            " is taken to run on until its agent reports again");
     break;
   }
-  book_->Explain(job->id(), "running", message);
+  if (job->state() == v1::JOB_STATE_RUNNING) book_->Explain(job->id(), "running", message);
 }
 
 std::string Reconciler::StopRanks(const v1::JobRecord& job) {

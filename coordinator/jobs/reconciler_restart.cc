@@ -46,7 +46,7 @@ void Reconciler::FailOrRestart(const v1::JobRecord& job, const v1::JobWorkerReco
   }
   const auto updated = book_->Update(job.id(), [&](v1::JobRecord* record) {
     // Cancelled since the look.
-    if (record->state() != v1::JOB_STATE_RUNNING && record->state() != v1::JOB_STATE_STARTING) {
+    if (!RanksRun(record->state()) && record->state() != v1::JOB_STATE_STARTING) {
       return absl::OkStatus();
     }
     record->set_state(v1::JOB_STATE_RESTARTING);

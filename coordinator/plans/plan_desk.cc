@@ -84,7 +84,7 @@ absl::StatusOr<JobBook::Record> PlanDesk::Admit(const v1::CreatePlanRequest& req
     return absl::PermissionDeniedError(absl::StrCat(
         "job_token is not job ", job->id(), "'s; use the worker's own HYPERFRAMES_JOB_TOKEN"));
   }
-  if (job->state() != v1::JOB_STATE_STARTING && job->state() != v1::JOB_STATE_RUNNING) {
+  if (job->state() != v1::JOB_STATE_STARTING && !RanksRun(job->state())) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job ", job->id(), " is ", JobStateName(job->state()), "; only a running job gets a plan"));
   }

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "coordinator/checkpoints/checkpoint_state.h"
 #include "coordinator/jobs/job_state.h"
 #include "coordinator/membership/node_state.h"
 #include "coordinator/service/wall_clock.h"
@@ -45,6 +46,9 @@ absl::Status CheckOptions(const CoordinatorOptions& options) {
   }
   if (options.plan_wait <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("--plan-wait must be longer than 0");
+  }
+  if (options.checkpoint_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("--checkpoint-timeout must be longer than 0");
   }
   return absl::OkStatus();
 }
@@ -93,6 +97,7 @@ absl::Status CoordinatorServer::OpenState() {
   plans.on_plan = [this](absl::Duration took, int64_t epoch) { metrics_.PlanMade(took, epoch); };
   plans_ = std::make_unique<PlanDesk>(plans, options_.planner, jobs_.get(), leases_.get(),
                                       registry_.get(), &agents_, clock_);
+  HF_RETURN_IF_ERROR(OpenCheckpoints());
   reclaimer_ = std::make_unique<LeaseReclaimer>(store_->epoch(), leases_.get(), jobs_.get(),
                                                 registry_.get(), &agents_, clock_);
   Reconciler::Options reconciler;
@@ -100,8 +105,23 @@ absl::Status CoordinatorServer::OpenState() {
   reconciler_ =
       std::make_unique<Reconciler>(reconciler, jobs_.get(), registry_.get(), &agents_, clock_);
   reconciler_->set_leases_held([this](const std::string& job) { return LeasesHeld(job); });
-  reconciler_->set_also([this] { reclaimer_->RunOnce(); });
+  reconciler_->set_also([this] {
+    reclaimer_->RunOnce();
+    checkpoints_->Sweep();
+  });
   jobs_->set_on_change([this] { reconciler_->Wake(); });
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorServer::OpenCheckpoints() {
+  HF_ASSIGN_OR_RETURN(checkpoint_book_,
+                      CheckpointBook::Load(CheckpointBook::Options(), store_.get(), WallTime()));
+  CheckpointDesk::Options desk;
+  desk.timeout = options_.checkpoint_timeout;
+  desk.on_commit = [this](absl::Duration save) { metrics_.CheckpointCommitted(save); };
+  desk.on_abort = [this](const std::string& reason) { metrics_.CheckpointAborted(reason); };
+  checkpoints_ =
+      std::make_unique<CheckpointDesk>(desk, checkpoint_book_.get(), jobs_.get(), clock_);
   return absl::OkStatus();
 }
 
@@ -138,6 +158,8 @@ absl::Status CoordinatorServer::ServeGrpc() {
   cluster_service_ = std::make_unique<ClusterService>(user);
   jobs_service_ = std::make_unique<JobsService>(user);
   plans_service_ = std::make_unique<PlansService>(user);
+  checkpoints_service_ =
+      std::make_unique<CheckpointsService>(checkpoints_.get(), &metrics_, &waiting_);
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -158,6 +180,7 @@ absl::Status CoordinatorServer::ServeGrpc() {
   builder.RegisterService(cluster_service_.get());
   builder.RegisterService(jobs_service_.get());
   builder.RegisterService(plans_service_.get());
+  builder.RegisterService(checkpoints_service_.get());
   heartbeats_ = std::make_unique<HeartbeatLoop>(&membership_service_, builder.AddCompletionQueue(),
                                                 &ledger_, &metrics_, store_->epoch());
   server_ = builder.BuildAndStart();
@@ -212,6 +235,7 @@ void CoordinatorServer::Shutdown() {
   }
   if (jobs_ != nullptr) jobs_->Stop();
   if (plans_ != nullptr) plans_->Stop();
+  if (checkpoints_ != nullptr) checkpoints_->Stop();
   if (server_ != nullptr) {
     server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
   }
@@ -232,6 +256,7 @@ HttpResponse CoordinatorServer::Metrics() {
   CoordinatorMetrics::Snapshot snapshot;
   registry_->Visit([&](const Node& node) { ++snapshot.nodes[node.info.state()]; });
   snapshot.jobs = jobs_->CountByState();
+  snapshot.checkpoints = checkpoint_book_->CountByState();
   snapshot.lent_bytes = leases_->lent_bytes();
   snapshot.epoch = store_->epoch();
   snapshot.stalls = registry_->stalls();
@@ -257,6 +282,10 @@ HttpResponse CoordinatorServer::Status() {
   absl::StrAppend(&text, "jobs:\n");
   for (const auto& count : jobs_->CountByState()) {
     absl::StrAppend(&text, "  ", JobStateName(count.first), " ", count.second, "\n");
+  }
+  absl::StrAppend(&text, "checkpoints:\n");
+  for (const auto& count : checkpoint_book_->CountByState()) {
+    absl::StrAppend(&text, "  ", CheckpointStateName(count.first), " ", count.second, "\n");
   }
   return HttpResponse{200, "text/plain; charset=utf-8", text};
 }

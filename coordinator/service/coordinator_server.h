@@ -1,4 +1,5 @@
-// Everything a coordinator is, put together: store, membership, jobs, plans, and their servers.
+// Everything a coordinator is, put together: store, membership, jobs, plans, checkpoints, and their
+// servers.
 #ifndef HYPERFRAMES_COORDINATOR_SERVICE_COORDINATOR_SERVER_H_
 #define HYPERFRAMES_COORDINATOR_SERVICE_COORDINATOR_SERVER_H_
 
@@ -15,10 +16,13 @@
 #include "common/http_server.h"
 #include "common/listen_address.h"
 #include "common/mutex.h"
+#include "coordinator/checkpoints/checkpoint_book.h"
+#include "coordinator/checkpoints/checkpoint_desk.h"
 #include "coordinator/jobs/reconciler.h"
 #include "coordinator/jobs/worker_reports.h"
 #include "coordinator/plans/lease_reclaimer.h"
 #include "coordinator/plans/plan_desk.h"
+#include "coordinator/service/checkpoint_service.h"
 #include "coordinator/service/grpc_agent_client.h"
 #include "coordinator/service/membership_service.h"
 #include "coordinator/service/metrics.h"
@@ -37,6 +41,7 @@ struct CoordinatorOptions {
   absl::Duration suspected_after = absl::Seconds(3);
   absl::Duration offline_after = absl::Seconds(10);
   absl::Duration plan_wait = absl::Seconds(60);
+  absl::Duration checkpoint_timeout = absl::Minutes(10);
   int max_waiting_calls = 1200;  // One job of the largest size, and some that watch.
   int max_rpc_threads = 1264;
   PlanFunction planner;
@@ -61,6 +66,8 @@ class CoordinatorServer {
   // "hfcoordinator ready: grpc=127.0.0.1:PORT http=127.0.0.1:PORT"
   std::string ReadyLine() const;
 
+  // What /metrics answers.
+  std::string MetricsText() { return Metrics().body; }
   int waiting_calls() const { return waiting_.waiting(); }
   // For tests: what the RPC threads lock.
   NodeRegistry* registry() { return registry_.get(); }
@@ -69,6 +76,7 @@ class CoordinatorServer {
   explicit CoordinatorServer(CoordinatorOptions options);
 
   absl::Status OpenState();
+  absl::Status OpenCheckpoints();
   // Leases of the job on nodes that can be asked.
   int LeasesHeld(const std::string& job) const;
   absl::Status ServeGrpc();
@@ -92,6 +100,8 @@ class CoordinatorServer {
   std::unique_ptr<LeaseBook> leases_;
   std::unique_ptr<WorkerReports> workers_;
   std::unique_ptr<PlanDesk> plans_;
+  std::unique_ptr<CheckpointBook> checkpoint_book_;
+  std::unique_ptr<CheckpointDesk> checkpoints_;
   std::unique_ptr<Reconciler> reconciler_;
   std::unique_ptr<LeaseReclaimer> reclaimer_;
 
@@ -99,6 +109,7 @@ class CoordinatorServer {
   std::unique_ptr<ClusterService> cluster_service_;
   std::unique_ptr<JobsService> jobs_service_;
   std::unique_ptr<PlansService> plans_service_;
+  std::unique_ptr<CheckpointsService> checkpoints_service_;
   std::unique_ptr<HeartbeatLoop> heartbeats_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<HttpServer> http_;

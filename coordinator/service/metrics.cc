@@ -3,9 +3,12 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "absl/strings/ascii.h"
+#include "coordinator/checkpoints/checkpoint_loss.h"
+#include "coordinator/checkpoints/checkpoint_state.h"
 #include "coordinator/jobs/job_state.h"
 #include "coordinator/membership/node_state.h"
 
@@ -57,6 +60,14 @@ CoordinatorMetrics::CoordinatorMetrics()
       store_commit_(MakeHistogram(&registry_, "hyperframes_store_commit_duration_seconds",
                                   "Commits to the store, lock wait included.",
                                   {0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5})),
+      checkpoint_save_(MakeHistogram(&registry_, "hyperframes_checkpoint_save_seconds",
+                                     "From a checkpoint's begin to its commit.",
+                                     {0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600})),
+      checkpoint_commits_(prometheus::BuildCounter()
+                              .Name("hyperframes_checkpoint_commits_total")
+                              .Help("Checkpoints that were committed.")
+                              .Register(registry_)
+                              .Add({})),
       plan_epoch_(MakeGauge(&registry_, "hyperframes_plan_epoch",
                             "Epoch of the plan that was committed last.")),
       lent_bytes_(MakeGauge(&registry_, "hyperframes_coordinator_lent_bytes",
@@ -66,7 +77,7 @@ CoordinatorMetrics::CoordinatorMetrics()
       stalls_(MakeGauge(&registry_, "hyperframes_coordinator_stalls",
                         "Times that the coordinator noticed a stall of its own.")),
       waiting_calls_(MakeGauge(&registry_, "hyperframes_waiting_calls",
-                               "CreatePlan and WatchJob calls that wait.")),
+                               "CreatePlan, WatchJob and WatchCheckpoint calls that wait.")),
       nodes_(prometheus::BuildGauge()
                  .Name("hyperframes_nodes")
                  .Help("Nodes by state.")
@@ -75,6 +86,14 @@ CoordinatorMetrics::CoordinatorMetrics()
                 .Name("hyperframes_jobs")
                 .Help("Jobs by state, finished ones while they are remembered.")
                 .Register(registry_)),
+      checkpoints_(prometheus::BuildGauge()
+                       .Name("hyperframes_checkpoints")
+                       .Help("Checkpoints by state, while they are remembered.")
+                       .Register(registry_)),
+      checkpoint_aborts_(prometheus::BuildCounter()
+                             .Name("hyperframes_checkpoint_aborts_total")
+                             .Help("Checkpoints that were aborted, by reason.")
+                             .Register(registry_)),
       leases_reclaimed_(prometheus::BuildCounter()
                             .Name("hyperframes_leases_reclaimed_total")
                             .Help("Leases that ended, by reason.")
@@ -82,7 +101,21 @@ CoordinatorMetrics::CoordinatorMetrics()
       rpcs_(prometheus::BuildCounter()
                 .Name("hyperframes_rpcs_total")
                 .Help("Answered calls by method and code.")
-                .Register(registry_)) {}
+                .Register(registry_)) {
+  // A rate needs the zero before the first one.
+  for (const char* reason : kAbortReasons) checkpoint_aborts_.Add({{"reason", reason}});
+}
+
+void CoordinatorMetrics::CheckpointCommitted(absl::Duration save) {
+  checkpoint_commits_.Increment();
+  checkpoint_save_.Observe(absl::ToDoubleSeconds(save));
+}
+
+void CoordinatorMetrics::CheckpointAborted(const std::string& reason) {
+  const bool known = std::find(std::begin(kAbortReasons), std::end(kAbortReasons), reason) !=
+                     std::end(kAbortReasons);
+  checkpoint_aborts_.Add({{"reason", known ? reason : "other"}}).Increment();
+}
 
 void CoordinatorMetrics::PlanMade(absl::Duration took, int64_t epoch) {
   plan_duration_.Observe(absl::ToDoubleSeconds(took));
@@ -114,6 +147,11 @@ std::string CoordinatorMetrics::Render(const Snapshot& snapshot) {
     const auto state = static_cast<v1::JobState>(i);
     jobs_.Add({{"state", absl::AsciiStrToLower(JobStateName(state))}})
         .Set(value(snapshot.jobs, state));
+  }
+  for (int i = v1::CHECKPOINT_STATE_OPEN; i < v1::CheckpointState_ARRAYSIZE; ++i) {
+    const auto state = static_cast<v1::CheckpointState>(i);
+    checkpoints_.Add({{"state", absl::AsciiStrToLower(CheckpointStateName(state))}})
+        .Set(value(snapshot.checkpoints, state));
   }
   lent_bytes_.Set(static_cast<double>(snapshot.lent_bytes));
   epoch_.Set(static_cast<double>(snapshot.epoch));

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "hyperframes/v1/checkpoint.pb.h"
 #include "hyperframes/v1/coordinator.pb.h"
 
 namespace hyperframes {
@@ -28,12 +29,17 @@ class CoordinatorMetrics {
   void StoreCommit(absl::Duration took) { store_commit_.Observe(absl::ToDoubleSeconds(took)); }
   // A reason outside the known set counts as "other".
   void LeaseReclaimed(const std::string& reason);
+  // `save` is from the checkpoint's begin to its commit.
+  void CheckpointCommitted(absl::Duration save);
+  // A reason outside kAbortReasons counts as "other".
+  void CheckpointAborted(const std::string& reason);
   // Counts and passes the status on. `method` is one of the services' methods, without its service.
   grpc::Status Rpc(const char* method, grpc::Status status);
 
   struct Snapshot {
     std::map<v1::NodeState, int64_t> nodes;
     std::map<v1::JobState, int64_t> jobs;
+    std::map<v1::CheckpointState, int64_t> checkpoints;
     int64_t lent_bytes = 0;
     int64_t epoch = 0;
     int64_t stalls = 0;
@@ -47,6 +53,8 @@ class CoordinatorMetrics {
   prometheus::Histogram& heartbeat_gap_;
   prometheus::Histogram& plan_duration_;
   prometheus::Histogram& store_commit_;
+  prometheus::Histogram& checkpoint_save_;
+  prometheus::Counter& checkpoint_commits_;
   prometheus::Gauge& plan_epoch_;
   prometheus::Gauge& lent_bytes_;
   prometheus::Gauge& epoch_;
@@ -54,6 +62,8 @@ class CoordinatorMetrics {
   prometheus::Gauge& waiting_calls_;
   prometheus::Family<prometheus::Gauge>& nodes_;
   prometheus::Family<prometheus::Gauge>& jobs_;
+  prometheus::Family<prometheus::Gauge>& checkpoints_;
+  prometheus::Family<prometheus::Counter>& checkpoint_aborts_;
   prometheus::Family<prometheus::Counter>& leases_reclaimed_;
   prometheus::Family<prometheus::Counter>& rpcs_;
 };
