@@ -8,6 +8,7 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
     ...  # forward, loss, backward, step: unchanged
 """
 
+from ._checkpoint import Checkpoints
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
 from ._session import Session, stats
@@ -30,6 +31,7 @@ from .plan import Plan
 from .profile import Profile
 
 hyperframes = Session
+checkpoint = Checkpoints
 
 exit_with_codes()
 
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ActivationMeter",
+    "Checkpoints",
     "Client",
     "DataLoss",
     "DeadlineExceeded",
@@ -52,6 +55,7 @@ __all__ = [
     "Session",
     "Unavailable",
     "Unimplemented",
+    "checkpoint",
     "hyperframes",
     "metered",
     "profile",
