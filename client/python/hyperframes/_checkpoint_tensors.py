@@ -105,7 +105,7 @@ def replica_digests(state: StateDict, skip: frozenset[str]) -> dict[str, str]:
         if path.partition(".")[0] == "model" and path.partition(".")[2] in skip:
             continue
         flat = leaf.detach().contiguous().view(-1).view(torch.uint8)
-        found[path] = hashlib.sha256(memoryview(flat.numpy())).hexdigest()
+        found[path] = hashlib.sha256(flat.numpy().data).hexdigest()
     return found
 
 
