@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -48,8 +49,10 @@ class Run:
     step_every_micro_batch: bool = False
     pause_s: float = 0.0  # In every step.
     continue_after_failure: bool = False
+    committer: Any = None
     environment: dict[str, str] = field(default_factory=dict)
-    prepare: Callable[[int], Any] | None = None  # Runs in each rank first.
+    file_limits: dict[int, int] = field(default_factory=dict)  # Bytes by rank, until a failure.
+    slow_save_s: float = 0.0  # What copying the state takes.
 
 
 class Shuffled:
@@ -71,6 +74,20 @@ class Shuffled:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._order = list(state["order"])
         self._generator.set_state(state["generator"])
+
+
+class Slow:
+    """Takes its time to say what is to be saved."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        time.sleep(self._seconds)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 class Block(nn.Module):
@@ -109,7 +126,7 @@ def _wrapped(run: Run) -> nn.Module:
     return nn.parallel.DistributedDataParallel(net) if run.world > 1 else net
 
 
-def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], None]) -> None:
+def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], Any]) -> None:
     model = _wrapped(run)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
@@ -119,11 +136,18 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], None]) -> None:
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(
             hf.checkpoint(
-                run.directory, model=model, optimizer=optimizer, loader=loader,
-                extra={"scheduler": scheduler}, every=run.every, keep=run.keep,
-                asynchronous=run.asynchronous, timeout_s=60,
+                run.directory,
+                model=model,
+                optimizer=optimizer,
+                loader=loader,
+                extra={"scheduler": scheduler, "slow": Slow(run.slow_save_s)},
+                every=run.every,
+                keep=run.keep,
+                asynchronous=run.asynchronous,
+                timeout_s=60,
+                _committer=run.committer,
             )
-        )  # fmt: skip
+        )
         start = checkpoints.resume(strict=run.strict)
         write({"start": start, "micro_batches": checkpoints.micro_batches})
         if run.framed:
@@ -152,6 +176,8 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], None]) -> None:
                 write({"error": str(error), "type": type(error).__name__})
                 if not run.continue_after_failure:
                     raise
+                _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         checkpoints.wait()
         write({"ended": True, **checkpoints.stats(), "order_table": checkpoints.order_table})
 
@@ -163,8 +189,9 @@ def train(run: Run, rank: int, rendezvous: str) -> None:
     os.dup2(output, 2)
     os.environ.update({"RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo", **run.environment})
     torch.set_num_threads(1)
-    if run.prepare is not None:
-        run.prepare(rank)
+    if rank in run.file_limits:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (run.file_limits[rank], hard))
     if run.world > 1:
         dist.init_process_group(
             "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=run.world
@@ -177,6 +204,15 @@ def train(run: Run, rank: int, rendezvous: str) -> None:
         _loop(run, rank, write)
     if run.world > 1:
         dist.destroy_process_group()
+
+
+def alone(run: Run) -> Losses:
+    """A single rank in this process; what it has written down is in lines(run, 0)."""
+    Path(run.results).mkdir(parents=True, exist_ok=True)
+    run.world = 1
+    with open(f"{run.results}/rank-0.jsonl", "a", encoding="ascii", buffering=1) as out:
+        _loop(run, 0, lambda value: out.write(json.dumps(value) + "\n"))
+    return losses(run, 0)
 
 
 _context = multiprocessing.get_context("forkserver")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from torch import nn
 from . import _checkpoint_files as files
 from . import _checkpoint_state as state
 from ._checkpoint_commit import Committer, CoordinatorCommitter, FileCommitter
-from ._checkpoint_progress import tell
+from ._checkpoint_progress import Progress, tell
 from ._checkpoint_ranks import Flags, Ranks, SaveSkipped
 from ._checkpoint_resume import Target, resume
 from ._checkpoint_save import Saver
@@ -104,10 +105,11 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None  # Of the background save; not raised yet.
         self._counts = {"saved": 0, "skipped": 0, "failed": 0, "waits": 0}
+        self._blocked_s = self._write_s = 0.0
         self._seen_step = 0  # Of the last step() that ended a superframe.
         self._started_step = -1  # Of the newest save.
         self._due = False
-        self._stopping = False
+        self._stopping = self._stopped = False
 
     # ---- Context ----
 
@@ -159,7 +161,9 @@ class Checkpoints:
     def _take_directory(self) -> None:
         error: BaseException | None = None
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            if not self._directory.is_dir():
+                self._directory.mkdir(parents=True, exist_ok=True)
+                files.fsync_folder(self._directory.parent)
             if self._ranks.first:
                 self._lock.acquire()
         except Exception as raised:
@@ -238,13 +242,13 @@ class Checkpoints:
             if failed:
                 self._join()
                 self._raise_error_everywhere()
-        if (self._due or self._stopping) and not self._watch.why_not_now():
+        if (self._due or self._stopping) and not self._stopped and not self._watch.why_not_now():
             self._due = False
             self._save()
             if self._stopping:
                 self.wait()
-                return True
-        return False
+                self._stopped = True
+        return self._stopped
 
     def save(self) -> None:
         """Starts a save now; all ranks call it. wait() waits until it is committed.
@@ -283,9 +287,11 @@ class Checkpoints:
         """Ids of the micro-batches of the superframe that ended last, as they ran."""
         return list(self._watch.counters.order_table)
 
-    def stats(self) -> dict[str, int]:
-        """Counts: saved, skipped, failed, and waits for a save that was still under way."""
-        return dict(self._counts)
+    def stats(self) -> dict[str, float]:
+        """Counts of saved, skipped, failed, and of waits for a save that was still under way;
+        seconds: blocked_s, for which training stood still, and write_s, in the background.
+        """
+        return {**self._counts, "blocked_s": self._blocked_s, "write_s": self._write_s}
 
     # ---- Saving ----
 
@@ -294,18 +300,23 @@ class Checkpoints:
         step = self._watch.counters.step
         if step == self._started_step:
             return  # Taken or under way: the same step has the same state.
-        if self._thread is not None and self._thread.is_alive():
-            self._counts["waits"] += 1
-        self._join()
-        self._raise_error_everywhere()
-        self._started_step = step
-        error, snapshot = None, None
-        failpoint("capture.before")
-        try:
-            snapshot = self._capture()
-        except Exception as raised:
-            error = raised
-        failpoint("capture.after")
+        started = time.perf_counter()
+        with Progress(files.folder_name(step), enabled=self._ranks.first) as progress:
+            progress.phase("waiting for the save before it")
+            if self._thread is not None and self._thread.is_alive():
+                self._counts["waits"] += 1
+            self._join()
+            self._raise_error_everywhere()
+            self._started_step = step
+            progress.phase("copying to host memory")
+            error, snapshot = None, None
+            failpoint("capture.before")
+            try:
+                snapshot = self._capture()
+            except Exception as raised:
+                error = raised
+            failpoint("capture.after")
+        self._blocked_s += time.perf_counter() - started
         if self._asynchronous:
             self._thread = threading.Thread(
                 target=self._write, args=(snapshot, error), name="hyperframes-checkpoint",
@@ -332,6 +343,7 @@ class Checkpoints:
         )
 
     def _write(self, snapshot: state.Snapshot | None, error: BaseException | None) -> None:
+        started = time.perf_counter()
         try:
             self._saver.run(snapshot, error)
             self._counts["saved"] += 1
@@ -342,6 +354,8 @@ class Checkpoints:
         except BaseException as failed:
             self._counts["failed"] += 1
             self._error = failed
+        finally:
+            self._write_s += time.perf_counter() - started
 
     def _has_failed(self) -> bool:
         return self._error is not None and not (self._thread and self._thread.is_alive())

@@ -59,10 +59,11 @@ class Ranks:
         for rank, (pair, _) in enumerate(votes):
             if pair is not None:
                 code, message, skipped = pair
-                where = f"rank {rank}: " if self.size > 1 else ""
+                if self.size > 1 and not message.startswith("Rank "):
+                    message = f"Rank {rank}: {message}"
                 if skipped:
-                    raise SaveSkipped(where + message) from error
-                raise error_from_code(code, where + message) from error
+                    raise SaveSkipped(message) from error
+                raise error_from_code(code, message) from error
         return [each for _, each in votes]
 
     def lost(self, error: BaseException) -> Unavailable:
@@ -144,17 +145,18 @@ def _on_the_wire(error: BaseException | None) -> tuple[int, str, bool] | None:
     return known.code, str(known)[:_LONGEST_MESSAGE], isinstance(known, SaveSkipped)
 
 
-def as_named(error: BaseException) -> HyperFramesError:
-    """Errors of files and of torch as ours: a sentence with what to do."""
+def as_named(error: BaseException, where: object = "") -> HyperFramesError:
+    """Errors of files and of torch as ours: a sentence with what to do. ``where``: a path."""
     if isinstance(error, HyperFramesError):
         return error
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
     if isinstance(cause, OSError):
-        where = f" ({cause.filename})" if cause.filename else ""
+        path = cause.filename or where
         return ResourceExhausted(
-            f"The checkpoint could not be written{where}: {cause.strerror or cause}. Training can "
-            "go on: free space there, and the next save that is due tries again."
+            f"The checkpoint could not be written{f' to {path}' if path else ''}: "
+            f"{cause.strerror or cause}. Training can go on: make room there, and the next save "
+            "that is due tries again."
         )
     return HyperFramesError(f"The checkpoint failed: {type(error).__name__}: {error}")

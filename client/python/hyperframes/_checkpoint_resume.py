@@ -96,17 +96,17 @@ def _candidates(directory: Path, committer: Committer) -> list[str]:
     """Names, the one to try first at the front."""
     there = files.complete(directory)
     latest, why = files.read_latest(directory)
-    if there and latest is None:
-        tell(f"{why}: the newest complete checkpoint, {there[0]}, is tried first")
-    order = [latest] if latest is not None else []
     committed = committer.committed()
     if committed:
-        known = [name for name in committed if name in there]
-        if not known:
+        order = [name for name in committed if name in there]
+        if not order:
             raise missing(committed, directory)
-        order = known
-    elif committed is not None and there:
-        tell(f"the coordinator knows of no checkpoint in {directory}: its files decide")
+    else:
+        if committed is not None and there:
+            tell(f"the coordinator knows of no checkpoint in {directory}: its files decide")
+        if latest is None and there:
+            tell(f"{why}: the newest complete checkpoint, {there[0]}, is tried first")
+        order = [latest] if latest is not None else []
     return order + [name for name in there if name not in order]
 
 

@@ -40,7 +40,7 @@ class Saver:
     keep: int
     topology: dict[str, Any]
     environment: dict[str, Any]
-    resumed: bool = False  # This run has looked at what the directory holds.
+    resumed: bool = False  # What the directory holds is this run's, or was looked at by it.
     compared: bool = False  # Ranks hold the same replicated tensors; looked at once.
     ids: dict[str, str] = field(default_factory=dict)  # Of the committed ones, by name.
 
@@ -82,7 +82,8 @@ class _Save:
             raise
 
     def _agree(self, error: BaseException | None, value: Any = None) -> list[Any]:
-        return self._ranks.vote(error, value)
+        named = as_named(error, self._saver.directory) if error is not None else None
+        return self._ranks.vote(named, value)
 
     def _compare_replicas(self) -> None:
         """What is written once for all ranks has to be the same on all of them."""
@@ -108,10 +109,12 @@ class _Save:
         error, chosen = None, ""
         failpoint("begin.before")
         try:
-            if self._ranks.first:
+            if self._ranks.first and not saver.resumed:
                 self._refuse_foreign()
+                saver.resumed = True  # What is there from now on is this run's own.
             superframe, topology = self._snapshot.superframe, hash_of(saver.topology)
             chosen = self._committer.begin(self._name, step, superframe, topology)
+            self._id = chosen  # To be aborted, should another rank have failed.
         except Exception as raised:
             error = raised
         failpoint("begin.after")
@@ -129,7 +132,7 @@ class _Save:
 
     def _refuse_foreign(self) -> None:
         there = files.complete(self._saver.directory)
-        if there and not self._saver.resumed:
+        if there:
             raise FailedPrecondition(
                 f"{self._saver.directory} holds checkpoints of another run (the newest is "
                 f"{there[0]}): call checkpoints.resume() before the loop, or give an empty "

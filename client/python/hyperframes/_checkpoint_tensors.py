@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ._checkpoint_ranks import Ranks
 from ._failpoints import failpoint
-from .errors import DataLoss, FailedPrecondition
+from .errors import DataLoss, FailedPrecondition, InvalidArgument
 
 StateDict = dict[str, Any]
 Optimizers = tuple[torch.optim.Optimizer, ...]
@@ -60,6 +60,7 @@ class HostCopies:
         if shape != self._shape:
             self._copies = _create_cpu_state_dict(state, pin_memory=on_gpu)
             self._shape = shape
+        _refuse_objects(state)
         copied = _copy_state_dict(state, self._copies, non_blocking=on_gpu, type_check=False)
         if on_gpu:
             torch.cuda.synchronize()
@@ -75,6 +76,20 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{path}.{index}")
     else:
         yield path, value
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+def _refuse_objects(state: StateDict) -> None:
+    """InvalidArgument: a value that could not be read back without running code from the file."""
+    for path, leaf in _leaves(state):
+        if not isinstance(leaf, torch.Tensor) and type(leaf) not in _PLAIN:
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise InvalidArgument(
+                f"{path} is a {kind}, which a checkpoint cannot hold: make it a plain Python value "
+                "or a tensor (for a numpy number: float(value))."
+            )
 
 
 def _shape_of(state: StateDict) -> list[tuple[Any, ...]]:
