@@ -6,6 +6,7 @@ are forked from one process that has torch loaded, because most of a short run i
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import multiprocessing
@@ -13,7 +14,6 @@ import os
 import random
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -184,18 +184,18 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], Any]) -> None:
 
 def train(run: Run, rank: int, rendezvous: str) -> None:
     """One rank; the entry of a forked process."""
-    output = os.open(f"{run.results}/output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    if rendezvous:
+        output = os.open(f"{run.results}/output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
     os.environ.update({"RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo", **run.environment})
     torch.set_num_threads(1)
     if rank in run.file_limits:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (run.file_limits[rank], hard))
     if run.world > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=run.world
-        )
+        where = f"file://{rendezvous}" if rendezvous else "env://"
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=run.world)
     with open(f"{run.results}/rank-{rank}.jsonl", "a", encoding="ascii", buffering=1) as lines:
 
         def write(value: dict[str, Any]) -> None:
@@ -226,7 +226,8 @@ def start(run: Run) -> list[BaseProcess]:
     paths = [str(ROOT / "client" / "python"), str(ROOT / "tests")]
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     os.environ["OMP_NUM_THREADS"] = "1"
-    _context.set_forkserver_preload(["checkpoint_training", "hyperframes._checkpoint"])
+    # pytest, because every child imports the parent's main module.
+    _context.set_forkserver_preload(["checkpoint_training", "hyperframes._checkpoint", "pytest"])
     Path(run.results).mkdir(parents=True, exist_ok=True)
     rendezvous = f"{run.results}/rendezvous-{_starts}"
     processes: list[BaseProcess] = [
@@ -277,5 +278,28 @@ def output(run: Run, rank: int = 0) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def main() -> None:
+    """As a worker of a job: rank, world and rendezvous come from torchrun's variables."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--directory", required=True)
+    parser.add_argument("--results", required=True)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--every", type=int, default=2)
+    parser.add_argument("--keep", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--slow-save", type=float, default=0.0)
+    parser.add_argument("--die-at", type=int, help="micro-batch at which rank 1 dies, once")
+    args = parser.parse_args()
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    run = Run(
+        args.directory, args.results, args.steps, world, args.every, args.keep,
+        pause_s=args.pause, slow_save_s=args.slow_save,
+        kill_at=(world - 1, args.die_at) if args.die_at is not None and first else None,
+    )  # fmt: skip
+    Path(run.results).mkdir(parents=True, exist_ok=True)
+    train(run, rank, "")
+
+
 if __name__ == "__main__":
-    sys.exit("This module is used by tests; it starts its processes itself.")
+    main()

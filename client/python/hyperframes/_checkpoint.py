@@ -120,8 +120,16 @@ class Checkpoints:
         self._flag_ranks = Ranks(self._timeout_s)
         self._flags = Flags(self._flag_ranks)
         self._lock = files.DirectoryLock(self._directory)
-        self._take_directory()
-        self._committer = self._given or self._make_committer()
+        try:
+            self._take_directory()
+            self._committer = self._given or self._make_committer()
+            self._watch.install()
+        except BaseException:
+            self._watch.remove()
+            self._lock.release()
+            self._ranks.close()
+            self._flag_ranks.close()
+            raise
         self._saver = Saver(
             self._directory,
             self._ranks,
@@ -130,7 +138,6 @@ class Checkpoints:
             state.topology_of(self._model, self._optimizers, self._ranks.size),
             state.environment_of(self._model),
         )
-        self._watch.install()
         self._signal.install()
         self._open = True
         return self
@@ -168,11 +175,7 @@ class Checkpoints:
                 self._lock.acquire()
         except Exception as raised:
             error = raised
-        try:
-            self._ranks.vote(error)
-        except BaseException:
-            self._lock.release()
-            raise
+        self._ranks.vote(error)
 
     def _make_committer(self) -> Committer:
         found = cluster()

@@ -28,7 +28,6 @@ from .errors import (
 _WATCH_S = 20.0
 _LONGEST_PAUSE_S = 2.0
 _LISTED = 1000
-_ORDER_LIMIT = 4096  # Of the wire.
 _COMMITTED = "CHECKPOINT_STATE_COMMITTED"
 _PREPARED = "CHECKPOINT_STATE_PREPARED"
 _ABORTED = "CHECKPOINT_STATE_ABORTED"
@@ -159,7 +158,7 @@ class CoordinatorCommitter:
                 "rank": shard.rank,
                 "bytes": shard.bytes,
                 "digest": shard.digest,
-                "micro_batches": shard.micro_batches[-_ORDER_LIMIT:],
+                "micro_batches": shard.micro_batches,
             },
         }
         seen = self._ask("PrepareCheckpoint", request)

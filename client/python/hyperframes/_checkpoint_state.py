@@ -27,7 +27,11 @@ from ._session import _sessions
 from .errors import DataLoss, InvalidArgument
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # In names, and in those of torch not.
 _ARRAY = "__hyperframes_array__"
+
+
+ORDER_LIMIT = 4096  # Ids in an order table, on the wire too.
 
 
 @dataclass
@@ -209,7 +213,10 @@ def _buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items():
             persistent = name not in module._non_persistent_buffers_set
             if buffer is not None and persistent and not hasattr(buffer, "_local_tensor"):
-                found.append((f"{prefix}.{name}" if prefix else name, buffer))
+                path = f"{prefix}.{name}" if prefix else name
+                for wrapper in _WRAPPERS:
+                    path = path.replace(wrapper, "")
+                found.append((path, buffer))
     return found
 
 

@@ -5,6 +5,7 @@ By torch's public hooks only; the user's loop says nothing but that an iteration
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._checkpoint_state import Counters
+from ._checkpoint_state import ORDER_LIMIT, Counters
 from ._checkpoint_tensors import Optimizers, local
 from ._profiler import is_profiling
 from ._refusals import unwrap_data_parallel
@@ -26,7 +27,8 @@ class StepWatch:
         self.counters = Counters()
         self._root = unwrap_data_parallel(model)
         self._optimizers = optimizers
-        self._open: list[int] = []  # Micro-batches since the last superframe end.
+        # Micro-batches since the last superframe end; a program that never steps has no end.
+        self._open: deque[int] = deque(maxlen=ORDER_LIMIT)
         self._pending = [False] * len(optimizers)
         self._muted = False
         self._undo: list[Callable[[], None]] = []
@@ -68,7 +70,7 @@ class StepWatch:
             if self._pending[index]:
                 if _has_gradients(optimizer):
                     which = f" of optimizer {index}" if len(self._optimizers) > 1 else ""
-                    ids = ", ".join(str(each) for each in self._open[-4:])
+                    ids = ", ".join(str(each) for each in list(self._open)[-4:])
                     return f"gradients{which} wait to be applied (micro-batch {ids or 'unknown'})"
                 self._pending[index] = False
         return ""
@@ -104,8 +106,8 @@ class StepWatch:
             self._pending[index] = False
             if index == 0:
                 self.counters.step += 1
-                self.counters.order_table = self._open
-                self._open = []
+                self.counters.order_table = list(self._open)
+                self._open.clear()
 
         return after
 

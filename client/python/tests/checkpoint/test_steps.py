@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 import hyperframes as hf
 from hyperframes._checkpoint_steps import StepWatch
@@ -53,7 +54,7 @@ def test_gradients_that_are_thrown_away_do_not_put_a_save_off(to_none: bool) -> 
 def test_a_step_that_the_scaler_skips_is_none_and_the_next_one_is_free_to_save() -> None:
     model = nn.Linear(3, 1)
     watch, (optimizer,) = watched(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler = GradScaler("cpu", init_scale=2.0)
     for factor, steps in ((float("inf"), 0), (1.0, 1)):
         optimizer.zero_grad()
         scaler.scale(loss_of(model) * factor).backward()
