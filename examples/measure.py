@@ -25,6 +25,7 @@ CURVE_POINTS = 400
 class StepRecord:
     """One step. Bytes and seconds."""
 
+    micro_batch: int = 0  # Its number in the training, restarts included.
     loss: float = 0.0
     gradients: str = ""  # sha256 over all gradients, in the order of named_parameters.
     seconds: float = 0.0

@@ -89,22 +89,26 @@ def train(
     batches: ByteBatches,
     args: argparse.Namespace,
     measurements: Measurements,
+    checkpoints: hf.Checkpoints | None,
 ) -> None:
     """The user's loop. What measures stands around it, never inside."""
-    for step in range(args.steps):
+    start = checkpoints.resume() if checkpoints is not None else 0
+    for step in range(start, args.steps):
         ids, targets = batches.batch(step)
         with measurements.profiled(step == args.profile_memory_step), measurements.step() as record:
             optimizer.zero_grad(set_to_none=True)
             loss = loss_of(model(ids), targets)
             loss.backward()
             optimizer.step()
-        record.loss = loss.item()
+        record.micro_batch, record.loss = step, loss.item()
         record.gradients = gradient_digest(model)
         print(
             f"step {step + 1}/{args.steps} loss {record.loss:.6f} {record.seconds:.2f} s"
             f" activations {record.activation_peak / 2**20:.1f} MiB",
             flush=True,
         )
+        if checkpoints is not None and checkpoints.step():
+            break
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -129,9 +133,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             model = stack.enter_context(
                 hf.hyperframes(model, profile=profile, activation_budget=args.activation_budget)
             )
-        train(model, optimizer, batches, args, measurements)
+        checkpoints = None
+        if args.checkpoints:
+            checkpoints = stack.enter_context(
+                hf.checkpoint(
+                    args.checkpoints, model=model, optimizer=optimizer, every=args.save_every
+                )
+            )
+        train(model, optimizer, batches, args, measurements, checkpoints)
         frames = hf.stats(model) if args.mode == "hyperframes" else {}
 
+    if not measurements.steps:
+        raise SystemExit(f"{args.checkpoints} is at step {args.steps} already: give more --steps")
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -184,6 +197,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="K",
         help="record the allocator's curve of step K (from 0); slows that step",
     )
+    parser.add_argument(
+        "--checkpoints", metavar="DIR", help="save there, and go on from what is there"
+    )
+    parser.add_argument("--save-every", type=int, default=50, metavar="N", help="in steps")
     args = parser.parse_args(argv)
     if args.activation_budget is not None and args.mode != "hyperframes":
         parser.error("--activation-budget needs --mode hyperframes")

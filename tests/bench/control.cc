@@ -219,6 +219,7 @@ absl::Status Run(const Options& options) {
   report["rows"].back()["latest_start_ms"] = absl::ToDoubleMilliseconds(measured.loop.latest_start);
   const std::string ratio = absl::StrCat("rpc_p99_ms_at_", options.rate, "_per_s");
   report["ratios"][ratio] = Percentile(&measured.loop.latencies_ms, 0.99);
+  KeepOtherRatios(options.output, &report);
   HF_RETURN_IF_ERROR(WriteReport(options.output, report));
   std::printf("wrote %s\n", options.output.c_str());
   return absl::OkStatus();

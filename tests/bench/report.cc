@@ -66,6 +66,17 @@ absl::Status WriteReport(const std::string& path, const nlohmann::ordered_json& 
       "cannot write ", path, ": ", std::strerror(errno), "; name a writable file with --output"));
 }
 
+void KeepOtherRatios(const std::string& path, nlohmann::ordered_json* report) {
+  std::ifstream file(path);
+  const auto before = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!before.is_object() || !before.contains("ratios_from")) return;
+  for (const auto& origin : before["ratios_from"].items()) {
+    if (!before.contains("ratios") || !before["ratios"].contains(origin.key())) continue;
+    (*report)["ratios"][origin.key()] = before["ratios"][origin.key()];
+    (*report)["ratios_from"][origin.key()] = origin.value();
+  }
+}
+
 std::string DefaultReportPath(const std::string& name) {
   return absl::StrCat(Workspace() == nullptr ? "." : Workspace(), "/docs/benchmarks/", name,
                       ".json");

@@ -16,6 +16,11 @@ nlohmann::ordered_json EmptyReport(const std::string& name, const std::string& c
 // FailedPrecondition names the path.
 absl::Status WriteReport(const std::string& path, const nlohmann::ordered_json& report);
 
+// Copies what other programs have written into the file at `path`: the ratios that its
+// "ratios_from" names, with the file that each comes from. A file that is missing or no report has
+// none.
+void KeepOtherRatios(const std::string& path, nlohmann::ordered_json* report);
+
 // docs/benchmarks/<name>.json of the checkout under `bazel run`, else below this directory.
 std::string DefaultReportPath(const std::string& name);
 

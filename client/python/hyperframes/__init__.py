@@ -8,6 +8,8 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
     ...  # forward, loss, backward, step: unchanged
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
 from ._session import Session, stats
@@ -33,10 +35,25 @@ hyperframes = Session
 
 exit_with_codes()
 
+if TYPE_CHECKING:
+    from ._checkpoint import Checkpoints
+    from ._checkpoint import Checkpoints as checkpoint  # noqa: N813
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when it is asked for: it imports torch.distributed.checkpoint, which takes a while.
+    if name in ("checkpoint", "Checkpoints"):
+        from ._checkpoint import Checkpoints
+
+        return Checkpoints
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __version__ = "0.1.0"
 
 __all__ = [
     "ActivationMeter",
+    "Checkpoints",
     "Client",
     "DataLoss",
     "DeadlineExceeded",
@@ -52,6 +69,7 @@ __all__ = [
     "Session",
     "Unavailable",
     "Unimplemented",
+    "checkpoint",
     "hyperframes",
     "metered",
     "profile",

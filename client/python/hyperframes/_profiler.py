@@ -65,7 +65,7 @@ def profile(
     cpu_rng = torch.get_rng_state()
     gpu_rng = torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None
     try:
-        with torch.enable_grad(), _autocast(run.device, dtype):
+        with torch.enable_grad(), _autocast(run.device, dtype), _announced():
             run.forward(args, kwargs, loss_fn)
     finally:
         torch.set_rng_state(cpu_rng)
@@ -82,6 +82,23 @@ def profile(
         buffer_bytes=buffers,
         parameters=sum(p.numel() for p in root.parameters()),
     )
+
+
+_under_way: list[None] = []
+
+
+@contextlib.contextmanager
+def _announced() -> Iterator[None]:
+    _under_way.append(None)
+    try:
+        yield
+    finally:
+        _under_way.pop()
+
+
+def is_profiling() -> bool:
+    """The forward that runs now is a profile's, not the training's."""
+    return bool(_under_way)
 
 
 def model_device(model: nn.Module) -> torch.device:

@@ -17,13 +17,19 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DDP or DataParallel; block names are then the user's own."""
-    while type(model).__name__ in _WRAPPERS:
-        model = model.module  # type: ignore[assignment]
+    model = unwrap_data_parallel(model)
     if type(model).__name__ == "OptimizedModule":
         raise FailedPrecondition(
             "The whole model is compiled, so hooks run only after its whole forward: compile each "
             "block instead (for layer in model.layers: layer.compile())."
         )
+    return model
+
+
+def unwrap_data_parallel(model: nn.Module) -> nn.Module:
+    """The module inside DDP or DataParallel, compiled or not."""
+    while type(model).__name__ in _WRAPPERS:
+        model = model.module  # type: ignore[assignment]
     return model
 
 

@@ -1,0 +1,238 @@
+"""What saving costs the training loop, at one save per 50 steps.
+
+    python tests/bench/checkpoint.py --pairs 7
+
+Trains the example's model (data parallel over gloo) in blocks of 50 steps. A pair is a block that
+saves once, in its middle so that the writing overlaps with training as in a long run, and a block
+of the bare loop; which of them comes first alternates. A block's time is the slowest rank's and ends
+when its checkpoint is committed. Saving blocks have the hooks and call step() at every step. The
+comparison of the ranks' replicas, which the first save of a training makes, is not in it.
+
+Writes docs/benchmarks/checkpoint.json, and the ratio into docs/benchmarks/control.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "client" / "python"), str(ROOT / "examples")]
+NAME = "checkpoint_overhead"
+
+
+class Training:
+    """The example's model, and the loop of a block."""
+
+    def __init__(self, args: argparse.Namespace, rank: int) -> None:
+        import torch
+
+        import train_gpt
+        from stdlib_text import ByteBatches
+
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        example = train_gpt.parse(["--batch", str(args.batch), "--length", str(args.length)])
+        self._loss_of = train_gpt.loss_of
+        self.model: torch.nn.Module = train_gpt.GPT(example)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        if args.ranks > 1:
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
+        self._batches = ByteBatches(
+            args.batch, args.length, rank=rank, world=args.ranks, seed=1
+        )  # fmt: skip
+        self._next = 0
+
+    def step(self) -> None:
+        ids, targets = self._batches.batch(self._next)
+        self._next += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        loss: Any = self._loss_of(self.model(ids), targets)
+        loss.backward()
+        self.optimizer.step()
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One rank; rank 0 prints a JSON line per pair."""
+    import torch.distributed as dist
+
+    import hyperframes as hf
+
+    rank = int(os.environ["RANK"])
+    if args.ranks > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{args.rendezvous}", rank=rank, world_size=args.ranks
+        )
+    training = Training(args, rank)
+    directory = Path(args.rendezvous).with_name("checkpoints")
+
+    def meet() -> None:
+        if args.ranks > 1:
+            dist.barrier()
+
+    def plain() -> dict[str, float]:
+        meet()
+        started = time.perf_counter()
+        for _ in range(args.steps):
+            training.step()
+        meet()
+        return {"seconds": time.perf_counter() - started}
+
+    def saving() -> dict[str, float]:
+        with hf.checkpoint(
+            directory, model=training.model, optimizer=training.optimizer, every=0, keep=2
+        ) as checkpoints:
+            checkpoints.resume()  # The run of the block before it.
+            checkpoints._saver.compared = True
+            meet()
+            started = time.perf_counter()
+            for step in range(args.steps):
+                training.step()
+                checkpoints.step()
+                if step == args.steps // 2:
+                    checkpoints.save()
+            checkpoints.wait()
+            meet()
+            seconds = time.perf_counter() - started
+            stats = checkpoints.stats()
+            assert stats["saved"] == 1, stats
+        return {"seconds": seconds, "blocked_s": stats["blocked_s"], "write_s": stats["write_s"]}
+
+    for _ in range(3):
+        training.step()
+    saving()
+    for pair in range(args.pairs):
+        if pair % 2:
+            bare = plain()
+            saved = saving()
+        else:
+            saved = saving()
+            bare = plain()
+        if rank == 0:
+            files = [p.stat().st_size for p in directory.rglob("*") if p.is_file()]
+            row = {
+                "pair": pair,
+                "first": "bare" if pair % 2 else "saving",
+                "bare_s": bare["seconds"],
+                "saving_s": saved["seconds"],
+                "overhead": saved["seconds"] / bare["seconds"] - 1,
+                "blocked_ms": 1e3 * saved["blocked_s"],
+                "write_s": saved["write_s"],
+                "parameters": training.parameters,
+                "bytes_per_checkpoint": sum(files) // len(list(directory.glob("step-*"))),
+            }
+            print(json.dumps(row), flush=True)
+    meet()
+    if args.ranks > 1:
+        dist.destroy_process_group()
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Starts the ranks; the rows of rank 0."""
+    with tempfile.TemporaryDirectory(prefix="hf-bench-", dir=args.directory) as folder:
+        command = [
+            sys.executable, __file__, "--worker", f"--rendezvous={folder}/rendezvous",
+            f"--ranks={args.ranks}", f"--pairs={args.pairs}", f"--steps={args.steps}",
+            f"--batch={args.batch}", f"--length={args.length}",
+        ]  # fmt: skip
+        ranks = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(args.ranks)
+        ]
+        rows = []
+        assert ranks[0].stdout is not None
+        print("pair  first   bare s  saving s  overhead  blocked ms  write s", flush=True)
+        for line in ranks[0].stdout:
+            row = json.loads(line)
+            rows.append(row)
+            print(
+                f"{row['pair']:4}  {row['first']:6} {row['bare_s']:7.2f} {row['saving_s']:9.2f}"
+                f" {row['overhead']:9.2%} {row['blocked_ms']:11.1f} {row['write_s']:8.2f}",
+                flush=True,
+            )
+        codes = [process.wait() for process in ranks]
+        shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
+    if any(codes) or len(rows) != args.pairs:
+        raise SystemExit(f"the ranks ended with {codes} after {len(rows)} of {args.pairs} pairs")
+    return rows
+
+
+def machine() -> str:
+    """As the other files of docs/benchmarks say it."""
+    name = platform.uname()
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(": ")[2]
+            break
+    return f"{name.system} {name.release} {name.machine}, {model}, {os.cpu_count()} cores"
+
+
+def commit() -> str:
+    """Of the tree; HYPERFRAMES_COMMIT names it where there is no repository."""
+    done = subprocess.run(
+        ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return os.environ.get("HYPERFRAMES_COMMIT") or done.stdout.strip() or "unknown"
+
+
+def write(folder: Path, command: str, rows: list[dict[str, Any]]) -> float:
+    """The report, and its ratio among the others of control.json. Returns the ratio."""
+    overhead = float(statistics.median(row["overhead"] for row in rows))
+    report = {
+        "name": "checkpoint",
+        "command": command,
+        "commit": commit(),
+        "machine": machine(),
+        "rows": rows,
+        "ratios": {NAME: overhead},
+    }
+    (folder / "checkpoint.json").write_text(json.dumps(report, indent=2) + "\n")
+    control = folder / "control.json"
+    if control.exists():
+        values = json.loads(control.read_text())
+        values["ratios"][NAME] = overhead
+        values["ratios_from"] = {NAME: "checkpoint.json"}
+        control.write_text(json.dumps(values, indent=2) + "\n")
+    return overhead
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=50, help="of a block, with one save")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--directory", help="where checkpoints are written meanwhile")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rendezvous", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+        return
+    rows = run(args)
+    command = " ".join(["python", "tests/bench/checkpoint.py", *sys.argv[1:]])
+    overhead = write(args.output, command, rows)
+    print(f"median overhead of {len(rows)} pairs: {overhead:.2%}")
+
+
+if __name__ == "__main__":
+    main()
