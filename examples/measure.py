@@ -100,6 +100,14 @@ class Measurements:
         record.anonymous_start, record.anonymous_peak = own.start, own.peak
         self.steps.append(record)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The records, for a checkpoint: a resumed run then reports all of its steps."""
+        return {"steps": [dict(record.__dict__) for record in self.steps]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What an earlier start of the same training had recorded."""
+        self.steps = [StepRecord(**record) for record in state["steps"]]
+
     @contextlib.contextmanager
     def profiled(self, enabled: bool) -> Iterator[None]:
         """The allocator's own account of what happens inside, as (seconds, bytes) pairs."""

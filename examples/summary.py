@@ -28,6 +28,7 @@ class RunSummary:
     final_loss: float
     # (loss as hexadecimal float, gradient digest) of every step, rank after rank.
     fingerprint: list[tuple[str, str]]
+    losses: list[float]  # Of every step, rank 0.
     budget: int | None = None
     curve: list[tuple[float, int]] = field(default_factory=list)
 
@@ -63,6 +64,7 @@ def summarize(reports: Sequence[dict[str, Any]]) -> RunSummary:
         fingerprint=[
             (step["loss_hex"], step["gradients"]) for report in ordered for step in report["steps"]
         ],
+        losses=[float.fromhex(step["loss_hex"]) for step in first["steps"]],
         budget=first["activation_budget_bytes"],
         curve=[(float(t), int(b)) for t, b in first["curve"]],
     )

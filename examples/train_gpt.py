@@ -137,7 +137,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         if args.checkpoints:
             checkpoints = stack.enter_context(
                 hf.checkpoint(
-                    args.checkpoints, model=model, optimizer=optimizer, every=args.save_every
+                    args.checkpoints,
+                    model=model,
+                    optimizer=optimizer,
+                    extra={"measurements": measurements},
+                    every=args.save_every,
                 )
             )
         train(model, optimizer, batches, args, measurements, checkpoints)

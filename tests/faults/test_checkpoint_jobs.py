@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 from checkpoint_training import Run, alone, lines, losses
-from hyperframes import errors
 from local_cluster import ROOT, LocalCluster, Node
 
 WORKER = str(ROOT / "tests" / "checkpoint_training.py")
@@ -21,8 +21,6 @@ PATHS = os.pathsep.join(str(ROOT / part) for part in ("client/python", "tests"))
 
 @pytest.fixture(scope="module")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    import tempfile
-
     with (
         tempfile.TemporaryDirectory(prefix="hf-") as short,
         LocalCluster(Path(short), (Node("a", "2 x 64MiB"),)) as started,
@@ -31,12 +29,7 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 @pytest.fixture(params=["files", "coordinator"])
-def decided_by(request: pytest.FixtureRequest, one_node: LocalCluster) -> str:
-    if request.param == "coordinator":
-        try:
-            one_node.client.call("ListCheckpoints", {})
-        except errors.HyperFramesError as error:
-            pytest.skip(f"this coordinator keeps no checkpoints: {error}")
+def decided_by(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -68,7 +61,7 @@ def test_c19_a_job_at_its_time_limit_saves_within_its_grace_and_ends_as_timeout(
 ) -> None:
     spec = job(
         decided_by, tmp_path, "--steps", "100000", "--every", "0", "--pause", "0.05",
-        "--slow-save", str(SAVING_S), ranks=2, time_limit_s=12, grace_s=GRACE_S,
+        "--slow-save", str(SAVING_S), ranks=2, time_limit_s=20, grace_s=GRACE_S,
     )  # fmt: skip
     job_id = one_node.submit(spec)
     ended = one_node.wait_job(job_id, 90)
