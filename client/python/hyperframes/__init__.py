@@ -8,6 +8,7 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
     ...  # forward, loss, backward, step: unchanged
 """
 
+from ._compare import Comparison, compare
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
 from ._session import Session, stats
@@ -23,6 +24,7 @@ from .errors import (
     PermissionDenied,
     RecomputeMismatch,
     ResourceExhausted,
+    ResultsDiffer,
     Unavailable,
     Unimplemented,
 )
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ActivationMeter",
     "Client",
+    "Comparison",
     "DataLoss",
     "DeadlineExceeded",
     "FailedPrecondition",
@@ -49,9 +52,11 @@ __all__ = [
     "Profile",
     "RecomputeMismatch",
     "ResourceExhausted",
+    "ResultsDiffer",
     "Session",
     "Unavailable",
     "Unimplemented",
+    "compare",
     "hyperframes",
     "metered",
     "profile",
