@@ -8,7 +8,8 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
     ...  # forward, loss, backward, step: unchanged
 """
 
-from ._compare import Comparison, compare
+from ._compare import compare
+from ._comparison import Comparison
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
 from ._session import Session, stats

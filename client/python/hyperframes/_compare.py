@@ -157,7 +157,7 @@ class _Run:
 
     def backward(self, loss: torch.Tensor) -> torch.Tensor:
         """The rest of the step; the loss, without its graph."""
-        loss.backward()
+        torch.autograd.backward(loss)
         if self._optimizer is not None:
             self._optimizer.step()
         return loss.detach()

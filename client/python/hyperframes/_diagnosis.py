@@ -5,6 +5,7 @@ A cause is named when it explains at least a quarter of what was lost; several m
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ HALVED = 2.0  # Steps that take at least so much longer are diagnosed.
 SHARE = 0.25  # Of the lost time or memory: from here on a cause is named.
 DEGRADED = 2.0  # A link is degraded when its copies take at least so much longer than reckoned.
 LOWER = 0.9  # Memory counts as lower below this part of the baseline's.
+SMALL_COPY = 1 << 20  # Bytes.
 STALL = 1.5  # A step stalls when it takes so much longer than the median.
 _LISTED = 5
 
@@ -36,45 +38,58 @@ def speed(figures: Figures) -> list[Finding]:
     head = f"a step takes {_ms(now)} instead of {_ms(base)} ({figures.baseline}): {_ms(lost)} lost"
     found: list[Finding] = []
     if figures.exposed_s >= SHARE * lost:
-        found += _waits(figures, base, head)
-    found += _recomputation(figures, lost, head)
+        found += _waits(figures, base)
+    found += _recomputation(figures, lost)
     if not found:
-        found += _overhead(figures, lost, head)
+        found += _overhead(figures, lost)
+    # Said once: all causes are of the same loss.
+    first = found[0]
+    found[0] = dataclasses.replace(first, evidence=(head, *first.evidence))
     return found
 
 
-def _waits(figures: Figures, base: float, head: str) -> list[Finding]:
+def _waits(figures: Figures, base: float) -> list[Finding]:
     waited = f"{_ms(figures.exposed_s)} per step waited for copies"
     found: list[Finding] = []
-    for link in sorted(figures.links, key=lambda link: -link.busy_s):
-        if link.copies and link.busy_s >= SHARE * figures.exposed_s:
+    for link in _worst_lanes(figures.links):
+        if link.busy_s >= SHARE * figures.exposed_s:
             cause = _link_cause(link, base)
             if cause is not None:
                 what, word, evidence, remedy = cause
-                found.append(Finding("speed", word, what, (head, waited, *evidence), remedy))
+                shown = evidence if found else (waited, *evidence)
+                found.append(Finding("speed", word, what, shown, remedy))
     if found:
         return found
     total = figures.prefetch_hits + figures.prefetch_misses
     late = figures.prefetch_misses * 2 >= total > 0
     worst = max(figures.frames, key=lambda frame: sum(frame.waits), default=None)
-    evidence = [head, waited]
+    lines = [waited]
     if total:
-        evidence.append(
+        lines.append(
             f"{figures.prefetch_misses:.0f} of {total:.0f} reloads per step were started only by "
             "their consumer"
         )
     if worst is not None:
-        evidence.append(f"longest: {worst}, {_ms(statistics.mean(worst.waits))} per step")
+        lines.append(f"longest: {worst}, {_ms(statistics.mean(worst.waits))} per step")
     if late:
         what = "reloads start too late: the order of consumption is not foreseen"
         remedy = (
             "keep shapes and the order of blocks the same from step to step, or raise the budget, "
             "which leaves room for reloads ahead."
         )
-        return [Finding("speed", "late-prefetch", what, tuple(evidence), remedy)]
+        return [Finding("speed", "late-prefetch", what, tuple(lines), remedy)]
     what = "copies do not hide behind the computation between two frames"
     remedy = "raise the budget, so that the frames that are consumed first stay where they are."
-    return [Finding("speed", "exposed-copies", what, tuple(evidence), remedy)]
+    return [Finding("speed", "exposed-copies", what, tuple(lines), remedy)]
+
+
+def _worst_lanes(links: Iterable[LinkFigures]) -> list[LinkFigures]:
+    """Of each tier the direction that is busy longest, the busiest tier first."""
+    worst: dict[str, LinkFigures] = {}
+    for link in links:
+        if link.copies and (link.tier not in worst or link.busy_s > worst[link.tier].busy_s):
+            worst[link.tier] = link
+    return sorted(worst.values(), key=lambda link: -link.busy_s)
 
 
 def _link_cause(link: LinkFigures, base: float) -> tuple[str, str, tuple[str, ...], str] | None:
@@ -97,11 +112,17 @@ def _link_cause(link: LinkFigures, base: float) -> tuple[str, str, tuple[str, ..
             "make blocks coarser with blocks=[...], batch more per step, or forbid this tier.",
         )
     if link.expected_s > 0 and link.busy_s >= DEGRADED * link.expected_s:
+        small = link.nbytes / link.copies < SMALL_COPY
+        reckoned = f"the plan reckoned with {_ms(link.expected_s)}"
+        if small:  # Speed and latency cannot be told apart by copies of one size.
+            reckoned += f"; each copy takes {_ms(link.busy_s / link.copies)}, small as it is"
         return (
             f"the {link} is slower than the plan was promised",
             "degraded-link",
-            (*evidence, f"the plan reckoned with {_ms(link.expected_s)}"),
-            f"look for other traffic on it (hfctl doctor), or leave it out: {_leave(link.tier)}.",
+            (*evidence, reckoned),
+            "look for other traffic on it (hfctl doctor), "
+            + ("make frames larger with blocks=[...], " if small else "")
+            + f"or leave it out: {_leave(link.tier)}.",
         )
     if link.busy_s * 2 >= base:
         return (
@@ -117,13 +138,13 @@ def _leave(tier: str) -> str:
     return f"forbid=[{tier!r}]"
 
 
-def _recomputation(figures: Figures, lost: float, head: str) -> list[Finding]:
+def _recomputation(figures: Figures, lost: float) -> list[Finding]:
     total = sum(figures.recompute_s.values())
     if total < SHARE * lost:
         return []
     ordered = sorted(figures.recompute_s.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in ordered[:_LISTED])
-    evidence = (head, f"{_ms(total)} per step recomputed, most in: {listed}")
+    evidence = (f"{_ms(total)} per step recomputed, most in: {listed}",)
     what = f"recomputation dominates, in {ordered[0][0]} most"
     remedy = (
         "raise the budget, or lend memory to move frames instead (another GPU, host_budget=); "
@@ -132,16 +153,15 @@ def _recomputation(figures: Figures, lost: float, head: str) -> list[Finding]:
     return [Finding("speed", "recompute", what, evidence, remedy)]
 
 
-def _overhead(figures: Figures, lost: float, head: str) -> list[Finding]:
+def _overhead(figures: Figures, lost: float) -> list[Finding]:
     copies = sum(link.copies for link in figures.links)
     evidence = [
-        head,
         f"only {_ms(figures.exposed_s)} of it waited for copies and "
         f"{_ms(sum(figures.recompute_s.values()))} recomputed",
         f"{copies:.0f} copies per step",
     ]
     nbytes = sum(link.nbytes for link in figures.links)
-    if copies and lost / copies < 1e-3 and nbytes / copies < 1 << 20:
+    if copies and lost / copies < 1e-3 and nbytes / copies < SMALL_COPY:
         what = f"{copies:.0f} small copies cost more to start than to make"
         remedy = (
             "make blocks coarser with blocks=[...], batch more per step, or raise the budget: a "

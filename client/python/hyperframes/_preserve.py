@@ -69,7 +69,7 @@ class Preserved:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        leaves = [p for p, _ in self._parameters]
+        leaves: list[torch.Tensor] = [p for p, _ in self._parameters]
         leaves += [x for x in _pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves if leaf.is_leaf]
         self._flags = [(module, module.training) for module in model.modules()]
