@@ -16,6 +16,7 @@ from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._frames import describe_tensor
 from ._group import CollectiveWatch, world_size
 from ._meter import ParameterStorages, passing_hooks
+from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
@@ -65,8 +66,12 @@ def profile(
     cpu_rng = torch.get_rng_state()
     gpu_rng = torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None
     try:
-        with torch.enable_grad(), _autocast(run.device, dtype):
-            run.forward(args, kwargs, loss_fn)
+        with (
+            torch.enable_grad(),
+            _autocast(run.device, dtype),
+            progress("profiling", total=run.parts + (loss_fn is not None), unit="blocks") as tick,
+        ):
+            run.forward(args, kwargs, loss_fn, tick)
     finally:
         torch.set_rng_state(cpu_rng)
         if gpu_rng is not None:
@@ -127,6 +132,12 @@ class _Run:
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
         self._batch: list[torch.UntypedStorage] = []
+        self._tick: Callable[[str], None] = lambda name: None
+
+    @property
+    def parts(self) -> int:
+        """Blocks to be measured, when each is called once."""
+        return len(self._blocks)
 
     def in_order(self) -> list[BlockInfo]:
         """REST first, for it may live all the step; LOSS last."""
@@ -139,9 +150,14 @@ class _Run:
         return blocks
 
     def forward(
-        self, args: Any, kwargs: Any, loss_fn: Callable[[Any], torch.Tensor] | None
+        self,
+        args: Any,
+        kwargs: Any,
+        loss_fn: Callable[[Any], torch.Tensor] | None,
+        tick: Callable[[str], None],
     ) -> None:
-        """The user's forward with every block measured, then the loss."""
+        """The user's forward with every block measured, then the loss. ``tick`` after each."""
+        self._tick = tick
         ledger = self._ledger
         self._batch = [
             leaf.untyped_storage()
@@ -258,6 +274,7 @@ class _Run:
         result = _merged(runs)
         result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
         self._found[result.name] = result
+        self._tick(name)
         return outputs[-1]
 
     @staticmethod

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 PATIENCE_S = 2.0
-_LONGEST_LINE = 160
+_LONGEST_LINE = 240
 
 
 def _wanted() -> bool:
@@ -34,6 +34,7 @@ class Progress:
         clock: seconds, for tests.
         stream: where lines go.
         enabled: None: as environment and rank say.
+        ask: called for the detail whenever a line is due, where nobody reports one.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Progress:
         *,
         total: int = 0,
         unit: str = "",
+        ask: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         stream: TextIO | None = None,
         enabled: bool | None = None,
@@ -49,6 +51,7 @@ class Progress:
         self._what = what
         self._total = total
         self._unit = f" {unit}" if unit else ""
+        self._ask = ask
         self._clock = clock
         self._stream = stream if stream is not None else sys.stderr
         self._enabled = _wanted() if enabled is None else enabled
@@ -76,6 +79,8 @@ class Progress:
         if not self._enabled or now - self._said < PATIENCE_S:
             return
         self._said = now
+        if self._ask is not None:
+            self._detail = self._ask()
         self._write(self._line(now), last=False)
 
     def _line(self, now: float) -> str:
@@ -113,6 +118,7 @@ def progress(
     total: int = 0,
     unit: str = "",
     watch: bool = False,
+    ask: Callable[[], str] | None = None,
     clock: Callable[[], float] = time.monotonic,
     stream: TextIO | None = None,
     enabled: bool | None = None,
@@ -122,7 +128,9 @@ def progress(
     Args:
         watch: a thread looks every two seconds, for work that cannot report, such as one long call.
     """
-    tick = Progress(what, total=total, unit=unit, clock=clock, stream=stream, enabled=enabled)
+    tick = Progress(
+        what, total=total, unit=unit, ask=ask, clock=clock, stream=stream, enabled=enabled
+    )
     ended = threading.Event()
     watcher: threading.Thread | None = None
     if watch and tick._enabled:
