@@ -8,6 +8,8 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
     ...  # forward, loss, backward, step: unchanged
 """
 
+from ._check import check
+from ._check_report import CheckReport
 from ._compare import compare
 from ._comparison import Comparison
 from ._meter import ActivationMeter, metered
@@ -40,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ActivationMeter",
+    "CheckReport",
     "Client",
     "Comparison",
     "DataLoss",
@@ -57,6 +60,7 @@ __all__ = [
     "Session",
     "Unavailable",
     "Unimplemented",
+    "check",
     "compare",
     "hyperframes",
     "metered",
