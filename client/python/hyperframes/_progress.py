@@ -104,6 +104,13 @@ class Progress:
                 self._stream.write(line + "\n")
             self._stream.flush()
 
+    def abandon(self) -> None:
+        """The work failed: whatever is printed next begins a line of its own."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._width:
+                self._stream.write("\n")
+                self._stream.flush()
+
     def close(self) -> None:
         """The work is over: a line on a terminal is completed; where none was needed, nothing."""
         with self._lock:
@@ -147,6 +154,7 @@ def progress(
         ended.set()
         if watcher is not None:
             watcher.join()
+        tick.abandon()
         raise
     else:
         ended.set()

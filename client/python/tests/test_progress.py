@@ -80,6 +80,18 @@ def test_work_that_raises_is_not_said_to_be_done() -> None:
     assert "done" not in out.getvalue()
 
 
+def test_on_a_terminal_an_error_begins_a_line_of_its_own() -> None:
+    clock, out = Clock(), Terminal()
+    with (
+        pytest.raises(ValueError, match="broken"),
+        progress("checking", clock=clock, stream=out, enabled=True) as tick,
+    ):
+        clock.now += 3
+        tick()
+        raise ValueError("broken")
+    assert out.getvalue().endswith("3 s\n")
+
+
 @pytest.mark.parametrize(("name", "value"), [("HYPERFRAMES_PROGRESS", "off"), ("RANK", "1")])
 def test_it_is_silent_when_told_to_be_and_on_every_rank_but_the_first(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
