@@ -124,6 +124,29 @@ def test_a_block_that_is_left_alone_is_noted_with_the_reason() -> None:
     assert "layers.1 is never recomputed: updates a buffer." in report.notes
 
 
+class WritesToItsInput(Layer):
+    """As a block that begins with ReLU(inplace=True)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.mul_(0.5)
+        return torch.tanh(self.up(x))
+
+
+class WritesBetweenBlocks(Stack):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x += 1  # An output of a block, which eager lets anybody write to.
+        for layer in self.layers:
+            x = layer(x) * 1
+        return x
+
+
+def test_writing_in_place_where_eager_allows_it_is_no_conflict() -> None:
+    report = check(WritesBetweenBlocks(WritesToItsInput()))
+    assert report.ok, str(report)
+    assert "layers.1 is never recomputed: changes its input in place." in report.notes
+
+
 class InputChangedLater(nn.Module):
     def __init__(self) -> None:
         super().__init__()
