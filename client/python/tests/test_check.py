@@ -44,6 +44,11 @@ class Stack(nn.Module):
         self.first = nn.Linear(HIDDEN, HIDDEN)
         self.layers = nn.ModuleList([Layer(), odd or Layer(), Layer()])
 
+    def up(self, index: int) -> nn.Module:
+        layer = self.layers[index]
+        assert isinstance(layer, Layer)
+        return layer.up
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
         for layer in self.layers:
@@ -111,6 +116,7 @@ class Batched(Layer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -235,15 +241,15 @@ def scales_in_forward(module: nn.Module, args: Any, output: torch.Tensor) -> tor
 
 def test_a_hook_that_changes_outputs_otherwise_in_backward_is_named() -> None:
     model = WritesGlobal()
-    model.layers[2].up.register_forward_hook(scales_in_forward)
-    model.layers[0].up.register_forward_hook(lambda module, args, output: output * 2)
+    model.up(2).register_forward_hook(scales_in_forward)
+    model.up(0).register_forward_hook(lambda module, args, output: output * 2)
     report = check(model)
     assert report.culprit is not None
     assert report.culprit.feature == "recompute"
     assert report.culprit.part == "hook scales_in_forward on layers.2.up"
     assert report.culprit.block == "layers.2"
     assert "the same without hook scales_in_forward on layers.2.up" in verdicts(report)
-    hooks = model.layers[2].up._forward_hooks
+    hooks = model.up(2)._forward_hooks
     assert list(hooks.values()) == [scales_in_forward]  # It is there again.
 
 
@@ -260,7 +266,7 @@ class Stash(torch.autograd.Function):
 
 class Stashes(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(Stash.apply(x))  # type: ignore[no-untyped-call]
+        return super().forward(Stash.apply(x))
 
 
 def test_tensors_that_a_function_keeps_on_ctx_are_a_warning_for_results_are_equal() -> None:
@@ -319,7 +325,7 @@ def test_an_offloader_in_a_block_conflicts_with_the_hooks_themselves() -> None:
 class Checkpoints(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
-        return F.relu(y)  # type: ignore[arg-type]
+        return F.relu(y)
 
 
 def test_what_the_profile_refuses_is_said_in_its_words() -> None:
@@ -423,7 +429,7 @@ def test_each_feature_is_at_work_in_the_run_that_shows_it() -> None:
         original(self, *failure)
         bench_report.append(self.stats())
 
-    hf.Session.__exit__ = noting  # type: ignore[method-assign,assignment]
+    hf.Session.__exit__ = noting  # type: ignore[method-assign]
     try:
         assert check(Stack()).ok
     finally:
