@@ -30,6 +30,7 @@ from ._forced import (
     arrangements,
     available,
 )
+from ._group import world_size
 from ._preserve import Fingerprint, Preserved, first_difference, gradients_of
 from ._profiler import _autocast, as_arguments, model_device, profile
 from ._progress import Progress, progress
@@ -87,11 +88,16 @@ def check(
         and does not leave this function.
 
     Raises:
-        FailedPrecondition: HYPERFRAMES_MODE is off, or the model has no parameters.
+        FailedPrecondition: HYPERFRAMES_MODE is off, several ranks, a model without parameters.
         InvalidArgument: an unknown block.
     """
     if mode() == "off":
         raise FailedPrecondition("HYPERFRAMES_MODE is off: there is nothing to check.")
+    if world_size() > 1:
+        raise FailedPrecondition(
+            f"hf.check runs in one process and this group has {world_size()}: what one rank finds "
+            "decides its next run, and the others would wait. Run it without torchrun."
+        )
     root = unwrap(model)
     device = model_device(root)
     bench = _Bench(

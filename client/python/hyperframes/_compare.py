@@ -63,7 +63,7 @@ def compare(
     Losses of all steps and gradients of the first and the last are proved equal to the last bit
     before any time is reported. Parameters, buffers, gradients, optimizer and random states are
     afterwards as before; what a module keeps beside them is not. Holds a copy of the parameters and
-    twice their gradients in host memory.
+    twice their gradients in host memory. In a group every rank calls it, with the same arguments.
 
     Args:
         model: in train or eval mode, as it will run.

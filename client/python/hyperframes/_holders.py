@@ -5,6 +5,7 @@ Bounded: one pass over the objects, then at most a few hundred referrers for eac
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import types
@@ -47,7 +48,7 @@ def _tensors_over(wanted: set[int]) -> dict[int, list[torch.Tensor]]:
             continue
         try:
             key = candidate.untyped_storage()._cdata
-        except (RuntimeError, NotImplementedError, AttributeError):
+        except Exception:
             continue  # A tensor without storage: sparse, fake, or a subclass of somebody's.
         if key in wanted:
             found.setdefault(key, []).append(candidate)
@@ -142,7 +143,8 @@ def _attribute(owner: object, thing: object) -> str:
     for kind in type(owner).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
-            values.setdefault(slot, getattr(owner, slot, None))
+            with contextlib.suppress(Exception):  # Somebody's descriptor.
+                values.setdefault(slot, getattr(owner, slot))
     return next((f"attribute {name!r}" for name, value in values.items() if value is thing), "")
 
 

@@ -106,7 +106,8 @@ def test_an_in_place_change_of_a_saved_tensor_is_named_with_its_block() -> None:
     assert report.culprit.feature == "offload"
     assert report.culprit.part == "in-place change of a saved float32 64x64"
     assert report.culprit.block == "layers.1"
-    assert verdicts(report)["every block, every feature"] == "different"
+    # Or the checksum of a copy that was under way has seen it.
+    assert verdicts(report)["every block, every feature"] in ("different", "error")
     assert any(w.part == report.culprit.part for w in report.warnings)
     assert "Conflict: offload × in-place change" in str(report)
 
