@@ -21,7 +21,7 @@ const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
       {"nodes", "", "Nodes with their state, memory lent and workers.", &RunNodes},
       {"gpus", "[NODE]", "GPUs with bytes used, lent and kept in reserve.", &RunGpus},
-      {"submit", "JOB.json | [--name X] [--ranks N] [--env K=V]... -- COMMAND ...",
+      {"submit", "JOB.json | [--name X] [--ranks N] [--env K=V]... [--wait] -- COMMAND ...",
        "Queue a job from a file or from flags.", &RunSubmit},
       {"jobs", "[--limit N]", "Jobs, newest first.", &RunJobs},
       {"job describe", "ID", "One job with its workers.", &RunJobDescribe},

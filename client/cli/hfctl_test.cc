@@ -235,6 +235,22 @@ TEST_F(HfctlTest, WaitForSuccessIsZero) {
   EXPECT_EQ(Hfctl({"job", "wait", "job-1", "--timeout=20s"}).exit_code, kExitOk);
 }
 
+TEST_F(HfctlTest, AWaitThatTakesLongSaysOnStderrWhatTheJobDoes) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 1));
+  const ProgramResult result = Hfctl({"job", "wait", "job-1", "--timeout", "3s"});
+  EXPECT_EQ(result.exit_code, kExitTimedOut);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, StartsWith("hfctl: waiting for job-1 (RUNNING"));
+}
+
+TEST_F(HfctlTest, SubmitWaitsForTheEndWhenAsked) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_FAILED, 2));  // What job-1 has become meanwhile.
+  const ProgramResult result = Hfctl({"submit", "--wait", "--", "true"});
+  EXPECT_EQ(result.exit_code, kExitFailed) << result.err;
+  EXPECT_THAT(result.out, StartsWith("job-1 QUEUED: waits for 2 free GPUs\njob-1 FAILED: rank 1"));
+  EXPECT_EQ(result.err, "");
+}
+
 TEST_F(HfctlTest, CancelEndsTheJob) {
   coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 1));
   const ProgramResult result = Hfctl({"job", "cancel", "job-1"});

@@ -7,6 +7,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
+#include "client/cli/wait_for_job.h"
 #include "common/exit_code.h"
 #include "common/status_macros.h"
 
@@ -83,13 +84,6 @@ absl::StatusOr<v1::Job> FetchJob(Client* client, const std::string& id) {
   v1::GetJobRequest request;
   request.set_id(id);
   return client->GetJob(request);
-}
-
-// One line for a job that was waited for or cancelled.
-void PrintOutcome(const v1::Job& job, std::ostream* out) {
-  *out << job.id() << " " << JobStateName(job.state());
-  if (!job.message().empty()) *out << ": " << Printable(job.message());
-  *out << "\n";
 }
 
 }  // namespace
@@ -176,14 +170,7 @@ absl::StatusOr<int> RunJobWait(CommandLine* line) {
   HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
   if (!run) return kExitOk;
   HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
-  HF_ASSIGN_OR_RETURN(const v1::Job job, client->WaitJob(line->positional()[0],
-                                                         line->timeout(absl::InfiniteDuration())));
-  if (line->json()) {
-    HF_RETURN_IF_ERROR(line->PrintJson(job));
-  } else {
-    PrintOutcome(job, line->out());
-  }
-  return job.state() == v1::JOB_STATE_SUCCEEDED ? kExitOk : kExitFailed;
+  return WaitForJob(line, client.get(), line->positional()[0]);
 }
 
 absl::StatusOr<int> RunJobCancel(CommandLine* line) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
+#include "client/cli/progress.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "common/config_text.h"
@@ -22,6 +23,9 @@ absl::StatusOr<v1::FramePlan> FetchPlan(CommandLine* line) {
   HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
   v1::GetPlanRequest request;
   request.set_job_id(line->positional()[0]);
+  Progress progress(absl::StrCat("waiting for the plan from ", client->address()),
+                    Progress::ForPeople());
+  const Watched watched(&progress);
   return client->GetPlan(request);
 }
 

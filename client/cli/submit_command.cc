@@ -13,7 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
-#include "client/cli/table.h"
+#include "client/cli/progress.h"
+#include "client/cli/wait_for_job.h"
 #include "client/cpp/message_json.h"
 #include "common/exit_code.h"
 #include "common/status_macros.h"
@@ -147,14 +148,24 @@ absl::Status AddEnvironment(const std::vector<std::string>& pairs, v1::JobSpec* 
   return absl::OkStatus();
 }
 
+absl::StatusOr<v1::SubmitJobResponse> Send(Client* client, const v1::SubmitJobRequest& request) {
+  Progress progress(absl::StrCat("waiting for ", client->address(), " to take the job"),
+                    Progress::ForPeople());
+  const Watched watched(&progress);
+  return client->SubmitJob(request);
+}
+
 }  // namespace
 
 absl::StatusOr<int> RunSubmit(CommandLine* line) {
   JobFlags flags;
   std::string key;
+  bool wait = false;
   Declare(&flags, line->config());
   line->config()->AddString(&key, "idempotency-key",
                             "a repeated submit with the same key returns the first one's job");
+  line->config()->AddBool(&wait, "wait",
+                          "until the job has ended: exit code 0 for SUCCEEDED, 1 otherwise");
   const std::vector<std::string> command = line->TakeAfterDashes();
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> environment, line->TakeRepeated("env"));
   HF_ASSIGN_OR_RETURN(const bool run, line->Parse(0, 1));
@@ -179,16 +190,15 @@ absl::StatusOr<int> RunSubmit(CommandLine* line) {
   HF_RETURN_IF_ERROR(AddEnvironment(environment, request.mutable_spec()));
   request.set_idempotency_key(key);
   HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
-  HF_ASSIGN_OR_RETURN(const v1::SubmitJobResponse response, client->SubmitJob(request));
-  if (line->json()) {
+  HF_ASSIGN_OR_RETURN(const v1::SubmitJobResponse response, Send(client.get(), request));
+  if (line->json() && !wait) {
     HF_RETURN_IF_ERROR(line->PrintJson(response.job()));
     return kExitOk;
   }
-  const v1::Job& job = response.job();
-  *line->out() << job.id() << " " << JobStateName(job.state());
-  if (!job.message().empty()) *line->out() << ": " << Printable(job.message());
-  *line->out() << "\n";
-  return kExitOk;
+  if (!line->json()) PrintOutcome(response.job(), line->out());
+  if (!wait) return kExitOk;
+  line->out()->flush();  // Its id, before the wait.
+  return WaitForJob(line, client.get(), response.job().id());
 }
 
 }  // namespace hyperframes

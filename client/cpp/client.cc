@@ -218,12 +218,14 @@ absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(
   return Call(checkpoints_.get(), &v1::Checkpoints::Stub::ListCheckpoints, request, timeout);
 }
 
-absl::StatusOr<v1::Job> Client::WaitJob(const std::string& id, absl::Duration timeout) {
+absl::StatusOr<v1::Job> Client::WaitJob(const std::string& id, absl::Duration timeout,
+                                        const std::function<void(const v1::Job&)>& on_change) {
   const absl::Time deadline = options_.clock->Now() + timeout;
   v1::GetJobRequest get;
   get.set_id(id);
   absl::StatusOr<v1::Job> job = GetJob(get, std::min(timeout, options_.timeout));
   while (job.ok() && !IsFinalJobState(job->state())) {
+    if (on_change != nullptr) on_change(*job);
     const absl::Duration left = deadline - options_.clock->Now();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(

@@ -93,8 +93,10 @@ class Client {
       const v1::ListCheckpointsRequest& request, absl::Duration timeout = kDefaultTimeout);
 
   // Returns the job once it has ended (see IsFinalJobState). DeadlineExceeded says in which state
-  // it still is. A coordinator that is away meanwhile is waited for until `timeout`.
-  absl::StatusOr<v1::Job> WaitJob(const std::string& id, absl::Duration timeout);
+  // it still is. A coordinator that is away meanwhile is waited for until `timeout`. `on_change`,
+  // when given, sees the job as it is now and after every change, on this thread.
+  absl::StatusOr<v1::Job> WaitJob(const std::string& id, absl::Duration timeout,
+                                  const std::function<void(const v1::Job&)>& on_change = nullptr);
 
   // Hands a rank's log to `sink` from `offset` on, until it is complete and the job has ended, or
   // `sink` returns false. With `follow` false: what is there now. Polls every `kLogPollInterval`.

@@ -244,9 +244,14 @@ TEST_F(ClientTest, WaitReturnsTheJobThatHasEnded) {
   coordinator_.AddJob(JobIn(v1::JOB_STATE_QUEUED, 1));
   coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 2));
   coordinator_.AddJob(JobIn(v1::JOB_STATE_FAILED, 3));
-  const auto job = Connect(coordinator_.address())->WaitJob("job-1", absl::Seconds(60));
+  std::vector<v1::JobState> seen;
+  const auto job = Connect(coordinator_.address())
+                       ->WaitJob("job-1", absl::Seconds(60),
+                                 [&seen](const v1::Job& now) { seen.push_back(now.state()); });
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->state(), v1::JOB_STATE_FAILED);
+  // What it is in the end is the answer; what it was before, the callback's.
+  EXPECT_THAT(seen, ::testing::Each(::testing::Ne(v1::JOB_STATE_FAILED)));
 }
 
 TEST_F(ClientTest, WaitOutlivesACoordinatorThatGoesAway) {

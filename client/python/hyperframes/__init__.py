@@ -10,6 +10,10 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
 
 from typing import TYPE_CHECKING, Any
 
+from ._check import check
+from ._check_report import CheckReport
+from ._compare import compare
+from ._comparison import Comparison
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
 from ._session import Session, stats
@@ -25,6 +29,7 @@ from .errors import (
     PermissionDenied,
     RecomputeMismatch,
     ResourceExhausted,
+    ResultsDiffer,
     Unavailable,
     Unimplemented,
 )
@@ -53,8 +58,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ActivationMeter",
+    "CheckReport",
     "Checkpoints",
     "Client",
+    "Comparison",
     "DataLoss",
     "DeadlineExceeded",
     "FailedPrecondition",
@@ -66,10 +73,13 @@ __all__ = [
     "Profile",
     "RecomputeMismatch",
     "ResourceExhausted",
+    "ResultsDiffer",
     "Session",
     "Unavailable",
     "Unimplemented",
+    "check",
     "checkpoint",
+    "compare",
     "hyperframes",
     "metered",
     "profile",

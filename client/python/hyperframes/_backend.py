@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
-import threading
 from typing import Any
 
 import torch
@@ -15,10 +13,12 @@ from . import _native
 from ._config import Cluster, cluster
 from ._engine import HOST, Backend, Engine
 from ._group import world_size
-from .errors import FailedPrecondition
+from ._progress import progress
+from .errors import FailedPrecondition, HyperFramesError
 from .plan import read_tier
 
-_PATIENCE_S = 3.0  # Then a line says what is waited for: silence looks like a hang.
+_ASKING_S = 1.0  # For whom is waited: a word about it must not make the wait longer.
+_MOST_NAMED = 20
 
 
 def make_backend(device: torch.device) -> Backend:
@@ -70,6 +70,14 @@ def _problem(
     }
 
 
+def _map(machine: _native.Machine, options: dict[str, Any]) -> Engine:
+    """Opens an engine: its leases are allocated or mapped, and host memory is pinned."""
+    leases = options["leases"]
+    total = _native.format_bytes(sum(int(lease["bytes"]) for lease in leases))
+    with progress(f"mapping {total} in {len(leases)} leases", watch=bool(leases)):
+        return _native.NativeEngine(machine, options)
+
+
 class EmbeddedBackend:
     """The planner in this process; this process allocates what it lends itself."""
 
@@ -109,9 +117,7 @@ class EmbeddedBackend:
             {"device": need["device"], "tier": need["tier"], "bytes": int(need["bytes"])}
             for need in plan.get("leases", ())
         ]
-        return _native.NativeEngine(
-            self._machine, _engine_options(self._gpu, plan, leases, options)
-        )
+        return _map(self._machine, _engine_options(self._gpu, plan, leases, options))
 
     def close(self) -> None:
         # The machine closes with the last engine on it: frames may outlive the session.
@@ -193,24 +199,36 @@ class ClusterBackend:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """CreatePlan. Until every rank has asked, or for as long as HYPERFRAMES_PLAN_TIMEOUT."""
-        notice = threading.Timer(_PATIENCE_S, self._say_waiting)
-        notice.daemon = True
         client = _native.NativeClient(self._where.address, {})
-        notice.start()
+        where = self._where
+        what = (
+            f"rank {where.rank} waits for the plan of job {where.job_id} from {where.address}, "
+            f"at most {where.plan_timeout_s:g} s"
+        )
         try:
-            return client.call("CreatePlan", request, self._where.plan_timeout_s)
+            with progress(what, watch=True, ask=self._who_is_missing):
+                return client.call("CreatePlan", request, where.plan_timeout_s)
         finally:
-            notice.cancel()
             client.close()
 
-    def _say_waiting(self) -> None:
-        print(
-            f"HyperFrames: rank {self._where.rank} waits for the plan of job {self._where.job_id} "
-            f"from {self._where.address}, at most {self._where.plan_timeout_s:g} s: either a rank "
-            "has not asked yet, or the coordinator does not answer.",
-            file=sys.stderr,
-            flush=True,
-        )
+    def _who_is_missing(self) -> str:
+        """Ranks whose workers do not run, as far as the coordinator says."""
+        try:
+            client = _native.NativeClient(self._where.address, {})
+            try:
+                job = client.call("GetJob", {"id": self._where.job_id}, _ASKING_S)
+            finally:
+                client.close()
+        except HyperFramesError:
+            return "the coordinator does not answer"
+        absent = [
+            str(worker.get("rank", 0))
+            for worker in job.get("workers", ())
+            if worker.get("report", {}).get("state") != "WORKER_STATE_RUNNING"
+        ]
+        if absent:
+            return f"not running: rank {', '.join(absent[:_MOST_NAMED])}"
+        return "all ranks run; one has not asked yet"
 
     def _leased_machine(self) -> dict[str, Any]:
         """This rank's GPU, its leases, and the links as the coordinator knew them."""
@@ -244,9 +262,7 @@ class ClusterBackend:
             }
             for grant in ([] if options.get("no_lenders") else self._answer.get("leases", ()))
         ]
-        return _native.NativeEngine(
-            self._machine, _engine_options(self._gpu, plan, leases, options)
-        )
+        return _map(self._machine, _engine_options(self._gpu, plan, leases, options))
 
     def close(self) -> None:
         pass

@@ -13,9 +13,10 @@ from torch.utils import _pytree
 
 from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
-from ._frames import describe_tensor
+from ._frames import View, describe_tensor
 from ._group import CollectiveWatch, world_size
 from ._meter import ParameterStorages, passing_hooks
+from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
@@ -65,8 +66,13 @@ def profile(
     cpu_rng = torch.get_rng_state()
     gpu_rng = torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None
     try:
-        with torch.enable_grad(), _autocast(run.device, dtype), _announced():
-            run.forward(args, kwargs, loss_fn)
+        with (
+            torch.enable_grad(),
+            _autocast(run.device, dtype),
+            _announced(),
+            progress("profiling", total=run.parts + (loss_fn is not None), unit="blocks") as tick,
+        ):
+            run.forward(args, kwargs, loss_fn, tick)
     finally:
         torch.set_rng_state(cpu_rng)
         if gpu_rng is not None:
@@ -144,6 +150,12 @@ class _Run:
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
         self._batch: list[torch.UntypedStorage] = []
+        self._tick: Callable[[str], None] = lambda name: None
+
+    @property
+    def parts(self) -> int:
+        """Blocks to be measured, when each is called once."""
+        return len(self._blocks)
 
     def in_order(self) -> list[BlockInfo]:
         """REST first, for it may live all the step; LOSS last."""
@@ -156,9 +168,14 @@ class _Run:
         return blocks
 
     def forward(
-        self, args: Any, kwargs: Any, loss_fn: Callable[[Any], torch.Tensor] | None
+        self,
+        args: Any,
+        kwargs: Any,
+        loss_fn: Callable[[Any], torch.Tensor] | None,
+        tick: Callable[[str], None],
     ) -> None:
-        """The user's forward with every block measured, then the loss."""
+        """The user's forward with every block measured, then the loss. ``tick`` after each."""
+        self._tick = tick
         ledger = self._ledger
         self._batch = [
             leaf.untyped_storage()
@@ -275,6 +292,7 @@ class _Run:
         result = _merged(runs)
         result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
         self._found[result.name] = result
+        self._tick(name)
         return outputs[-1]
 
     @staticmethod
@@ -297,7 +315,9 @@ class _Run:
         leaves: Any,
         spec: Any,
     ) -> tuple[BlockInfo, Any]:
-        args, kwargs = _pytree.tree_unflatten(leaves, spec)
+        given = [_no_leaf(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        versions = [x._version for x in given if isinstance(x, torch.Tensor)]
+        args, kwargs = _pytree.tree_unflatten(given, spec)
         found: dict[int, StorageInfo] = {}
         if module is None:
             key = name
@@ -316,6 +336,8 @@ class _Run:
                 self._ledger.leave(module)
         _synchronize(self.device)
         info.forward_s = time.perf_counter() - start
+        if [x._version for x in given if isinstance(x, torch.Tensor)] != versions:
+            info.keep_reason = "changes its input in place"
         info.storages = sorted(found.values(), key=lambda storage: storage.ordinal)
         info.backward_s = _time_backward(output, leaves, module, self.device)
         if base >= 0:
@@ -326,7 +348,9 @@ class _Run:
         info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]
         detached = _pytree.tree_map(
             lambda x: (
-                x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+                _no_leaf(x.detach().requires_grad_(x.requires_grad))
+                if isinstance(x, torch.Tensor)
+                else x
             ),
             output,
         )
@@ -370,6 +394,26 @@ def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
                 buffer.copy_(before)
                 changed = True
     return changed
+
+
+class _Passed(torch.autograd.Function):
+    """The same memory as a tensor of its own: neither a leaf nor a view of one."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return View(leaf).over(leaf.untyped_storage())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0]
+
+
+def _no_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    """As blocks get tensors from each other in a step, where they may write to them in place."""
+    if not leaf.requires_grad or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:
+        return leaf
+    passed: torch.Tensor = _Passed.apply(leaf)  # type: ignore[no-untyped-call]
+    return passed
 
 
 def _synchronize(device: torch.device) -> None:

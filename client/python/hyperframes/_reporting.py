@@ -16,7 +16,7 @@ def summarize(
     counts: Mapping[str, int],
     *,
     activation_peak: int,
-    recompute_ns: int,
+    recompute_ns: Mapping[str, int],
     held: dict[str, int],
     engine: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -36,7 +36,8 @@ def summarize(
         "overflowed_storages": int(engine.get("overflow_to_host", 0))
         + int(engine.get("overflow_to_keep", 0)),
         "exposed_wait_s": float(engine.get("exposed_wait", 0.0)),
-        "recompute_s": recompute_ns / 1e9,
+        "recompute_s": sum(recompute_ns.values()) / 1e9,
+        "recompute_s_by_block": {name: ns / 1e9 for name, ns in recompute_ns.items()},
         "held_elsewhere_bytes": sum(held.values()),
         "held_elsewhere": held,
         "engine": dict(engine),

@@ -102,7 +102,7 @@ class Session:
         self._signature: Signature = ()
         self._micro_batch = 0
         self._in_flight = InFlight(self._held_bytes)
-        self._recompute_ns = 0
+        self._recompute_ns: dict[str, int] = {}  # By block.
         self._counts = {
             "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
             "recomputed_blocks": 0, "checkpoints_seen": 0,
@@ -351,7 +351,7 @@ class Session:
         return self._plan is not None and self._plan.recomputes(key)
 
     def _count_recompute(self, name: str, nanoseconds: int) -> None:
-        self._recompute_ns += nanoseconds
+        self._recompute_ns[name] = self._recompute_ns.get(name, 0) + nanoseconds
         self._counts["recomputed_blocks"] += 1
 
     def _see_hooks(self, hooks: Any) -> None:
@@ -441,7 +441,7 @@ class Session:
             completed_steps,
             self._meter.current_bytes,
             self._meter.peak_bytes,
-            self._recompute_ns,
+            sum(self._recompute_ns.values()),
             plan.predicted_peak,
         )
 

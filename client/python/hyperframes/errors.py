@@ -81,6 +81,12 @@ class DeadlineExceeded(HyperFramesError):
     code = 4
 
 
+class ResultsDiffer(HyperFramesError):
+    """Two ways to run one step gave other losses or gradients; the message names the tensor."""
+
+    code = 15
+
+
 _BY_CODE: dict[int, type[HyperFramesError]] = {
     cls.code: cls
     for cls in (
