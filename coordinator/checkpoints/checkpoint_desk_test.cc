@@ -227,6 +227,8 @@ TEST_F(CheckpointLife, ACallOfANewerAttemptEndsWhatAnOlderOneHasUnderWay) {
   EXPECT_EQ(State(old), v1::CHECKPOINT_STATE_ABORTED);
   const std::string kept = MakeCommitted(job, 60, /*attempt=*/1);
   EXPECT_TRUE(Commit(job, kept, 0, /*attempt=*/2).ok()) << "what is committed stays";
+  const absl::Status past = Begin(job, 0, 70, /*attempt=*/0).status();
+  EXPECT_TRUE(absl::IsAborted(past)) << "attempt 1 has committed since: " << past;
 }
 
 TEST_F(CheckpointLife, OnlyTheJobsOwnRanksAreLetIn) {

@@ -138,9 +138,19 @@ TEST_F(CheckpointLife, AnAttemptThatTheCoordinatorDidNotSeeChangeIsStillOver) {
   clock_.Advance(absl::Minutes(2));
   Pass(8);
   ASSERT_EQ(Job(job)->restarts(), 1) << Job(job)->message();
+  for (const absl::Status& past :
+       {Begin(job, 0, 50, /*attempt=*/0, "/data/untouched").status(), Prepare(job, 0, id).status(),
+        Commit(job, id).status(), Abort(job, 0, id, "x").status(), Retire(job, id).status()}) {
+    EXPECT_TRUE(absl::IsAborted(past)) << past;
+    EXPECT_TRUE(Says(past, "calls for attempt 0, and attempt 1 has called")) << past;
+  }
+  EXPECT_EQ(State(id), v1::CHECKPOINT_STATE_OPEN) << "a call of the past decides nothing";
+  desk_->Sweep();
+  EXPECT_EQ(State(id), v1::CHECKPOINT_STATE_ABORTED);
+  EXPECT_TRUE(absl::StrContains(See(id).message(), "restarted: attempt 1 follows attempt 0"))
+      << See(id).message();
   const auto next = Begin(job, 0, 40, /*attempt=*/1);
   ASSERT_TRUE(next.ok()) << next.status();
-  EXPECT_EQ(State(id), v1::CHECKPOINT_STATE_ABORTED);
   EXPECT_EQ(aborts_["superseded"], 1);
   const absl::Status stale = Begin(job, 0, 50, /*attempt=*/0).status();
   EXPECT_TRUE(absl::IsAborted(stale)) << stale;

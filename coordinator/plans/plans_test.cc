@@ -220,6 +220,12 @@ TEST_F(Plans, ARepeatedCallGetsTheSameAnswerAlsoAfterARestart) {
   EXPECT_EQ(agents_.calls("PrepareLease"), 4);
 }
 
+TEST_F(Plans, AJobThatSavesMeanwhileIsPlannedAsWell) {
+  ASSERT_TRUE(
+      Edit(job_, [](v1::JobRecord* record) { record->set_state(v1::JOB_STATE_CHECKPOINTING); }));
+  for (const auto& answer : Both()) EXPECT_TRUE(answer.ok()) << answer.status();
+}
+
 TEST_F(Plans, TheAnswerHasTheMeasuredLinksOfTheRankAndItsGpu) {
   const auto answers = Both();
   for (int rank = 0; rank < 2; ++rank) {
