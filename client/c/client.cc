@@ -39,12 +39,15 @@ struct MethodEntry {
 };
 
 constexpr MethodEntry kMethods[] = {
+    {"AttachJob", &CallAsJson<v1::AttachJobRequest, v1::AttachJobResponse, &Client::AttachJob>},
     {"CancelJob", &CallAsJson<v1::CancelJobRequest, v1::Job, &Client::CancelJob>},
     {"CreatePlan", &CallAsJson<v1::CreatePlanRequest, v1::CreatePlanResponse, &Client::CreatePlan>},
+    {"DetachJob", &CallAsJson<v1::DetachJobRequest, v1::Job, &Client::DetachJob>},
     {"GetJob", &CallAsJson<v1::GetJobRequest, v1::Job, &Client::GetJob>},
     {"GetPlan", &CallAsJson<v1::GetPlanRequest, v1::FramePlan, &Client::GetPlan>},
     {"ListJobs", &CallAsJson<v1::ListJobsRequest, v1::ListJobsResponse, &Client::ListJobs>},
     {"ListNodes", &CallAsJson<v1::ListNodesRequest, v1::ListNodesResponse, &Client::ListNodes>},
+    {"PreemptJob", &CallAsJson<v1::PreemptJobRequest, v1::Job, &Client::PreemptJob>},
     {"ReadLog", &CallAsJson<v1::ReadLogRequest, v1::ReadLogResponse, &Client::ReadLog>},
     {"SubmitJob", &CallAsJson<v1::SubmitJobRequest, v1::SubmitJobResponse, &Client::SubmitJob>},
     {"WatchJob", &CallAsJson<v1::WatchJobRequest, v1::Job, &Client::WatchJob>},

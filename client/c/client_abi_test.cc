@@ -54,6 +54,9 @@ TEST_F(ClientAbiTest, EveryMethodOfTheHeaderIsThere) {
       {"CreatePlan", R"({"job_id": "job-1", "world_size": 1})"},
       {"GetPlan", R"({"job_id": "job-1"})"},
       {"CancelJob", R"({"id": "job-1"})"},
+      {"PreemptJob", R"({"id": "job-1"})"},
+      {"AttachJob", R"({"group_key": "k", "rank": 0, "world_size": 1})"},
+      {"DetachJob", R"({"job_id": "job-1"})"},
   };
   for (const auto& [method, request] : calls) {
     EXPECT_EQ(Call(method, request), HF_OK) << method << ": " << hf_last_error();

@@ -117,8 +117,8 @@ hf_code hf_take_revocation(hf_engine* engine, char** lease_id);
 
 /* ---- Coordinator ----
  * options_json: {"timeout_s", "ca_file", ...}. hf_call: `method` is a name of the services in
- * coordinator.proto ("SubmitJob", "GetJob", "ListJobs", "WatchJob", "CancelJob", "ReadLog",
- * "ListNodes", "CreatePlan", "GetPlan"); request and response are its messages as JSON. Idempotent
+ * coordinator.proto ("SubmitJob", "GetJob", "ListJobs", "WatchJob", "CancelJob", "PreemptJob",
+ * "AttachJob", "DetachJob", "ReadLog", "ListNodes", "CreatePlan", "GetPlan"); request and response are its messages as JSON. Idempotent
  * calls are retried until timeout_s (<= 0: the default). UNAVAILABLE: the coordinator cannot be
  * reached; the message names address and remedy. */
 typedef struct hf_client hf_client;

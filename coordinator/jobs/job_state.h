@@ -8,9 +8,11 @@
 
 namespace hyperframes {
 
-// The only moves there are; everything else is refused. CHECKPOINTING and PREEMPTED have no moves
-// yet: nothing enters them.
+// The only moves there are; everything else is refused.
 bool LegalJobMove(v1::JobState from, v1::JobState to);
+
+// RUNNING, or CHECKPOINTING, which is RUNNING while a checkpoint is taken.
+bool RanksRun(v1::JobState state);
 
 }  // namespace hyperframes
 

@@ -84,7 +84,7 @@ absl::StatusOr<JobBook::Record> PlanDesk::Admit(const v1::CreatePlanRequest& req
     return absl::PermissionDeniedError(absl::StrCat(
         "job_token is not job ", job->id(), "'s; use the worker's own HYPERFRAMES_JOB_TOKEN"));
   }
-  if (job->state() != v1::JOB_STATE_STARTING && job->state() != v1::JOB_STATE_RUNNING) {
+  if (job->state() != v1::JOB_STATE_STARTING && !RanksRun(job->state())) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job ", job->id(), " is ", JobStateName(job->state()), "; only a running job gets a plan"));
   }
@@ -98,6 +98,12 @@ absl::StatusOr<JobBook::Record> PlanDesk::Admit(const v1::CreatePlanRequest& req
     return absl::InvalidArgumentError(absl::StrCat("rank.rank is ", rank, "; the ranks of job ",
                                                    job->id(), " are 0 to ",
                                                    job->workers_size() - 1));
+  }
+  const std::string& current = job->workers(rank).worker_id();
+  if (!request.worker_id().empty() && request.worker_id() != current) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("worker '", request.worker_id().substr(0, 80), "' was given up: rank ", rank,
+                     " of job ", job->id(), " is now ", current, "; end this process"));
   }
   const std::string& gpu = request.rank().gpu();
   if (!gpu.empty() && gpu != job->workers(rank).gpu()) {

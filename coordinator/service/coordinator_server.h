@@ -15,6 +15,7 @@
 #include "common/http_server.h"
 #include "common/listen_address.h"
 #include "common/mutex.h"
+#include "coordinator/jobs/attach_desk.h"
 #include "coordinator/jobs/reconciler.h"
 #include "coordinator/jobs/worker_reports.h"
 #include "coordinator/plans/lease_reclaimer.h"
@@ -37,6 +38,8 @@ struct CoordinatorOptions {
   absl::Duration suspected_after = absl::Seconds(3);
   absl::Duration offline_after = absl::Seconds(10);
   absl::Duration plan_wait = absl::Seconds(60);
+  absl::Duration gang_patience = Reconciler::Options().gang_patience;
+  absl::Duration lost_node_after = Reconciler::Options().lost_node_after;
   int max_waiting_calls = 1200;  // One job of the largest size, and some that watch.
   int max_rpc_threads = 1264;
   PlanFunction planner;
@@ -92,6 +95,7 @@ class CoordinatorServer {
   std::unique_ptr<LeaseBook> leases_;
   std::unique_ptr<WorkerReports> workers_;
   std::unique_ptr<PlanDesk> plans_;
+  std::unique_ptr<AttachDesk> attach_;
   std::unique_ptr<Reconciler> reconciler_;
   std::unique_ptr<LeaseReclaimer> reclaimer_;
 
