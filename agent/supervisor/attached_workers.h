@@ -21,7 +21,8 @@ namespace hyperframes {
 
 struct AttachedWorkersOptions {
   std::string directory;  // One directory for each: the next agent goes on watching.
-  absl::Duration poll_interval = absl::Milliseconds(100);
+  // Short: of ranks that end one after the other the first is the cause.
+  absl::Duration poll_interval = absl::Milliseconds(20);
   size_t most_workers = 256;
   const Clock* clock = MonotonicClock();
 };

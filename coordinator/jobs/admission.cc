@@ -28,6 +28,7 @@ ClusterView ViewCluster(const std::vector<Node>& nodes, const std::vector<JobBoo
     }
   }
   for (const Node& node : nodes) {
+    if (node.info.state() == v1::NODE_STATE_OFFLINE) continue;  // Its word is old.
     for (const v1::WorkerReport& worker : node.info.workers()) {
       if (worker.state() != v1::WORKER_STATE_EXITED) taken.insert(worker.gpu());
     }

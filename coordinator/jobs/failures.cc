@@ -14,9 +14,10 @@ namespace {
 constexpr double kReportJitterSeconds = 0.02;
 
 int Consequence(const v1::WorkerReport& report) {
-  const bool unknown = report.exit_code() < 0 && report.message() != kLostWorker;
+  const bool gone = report.attached() && report.exit_code() < 0;  // As killed: nobody saw how.
+  const bool unknown = report.exit_code() < 0 && report.message() != kLostWorker && !gone;
   if (report.term_signal() == SIGTERM || unknown) return 2;
-  return report.term_signal() != 0 ? 0 : 1;
+  return report.term_signal() != 0 || gone ? 0 : 1;
 }
 
 bool AsksForNoRestart(const v1::JobWorkerRecord& worker) {

@@ -10,8 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from local_cluster import ROOT, LocalCluster, binary, wait_until
-from summary import load_run
+from summary import RunSummary, load_run
 
 PATHS = os.pathsep.join(str(ROOT / part) for part in ("client/python", "deploy", "examples"))
 SMALL = ("--batch", "2", "--length", "128", "--layers", "3", "--hidden", "64", "--heads", "4")
@@ -51,12 +53,22 @@ def newest(cluster: LocalCluster) -> dict[str, Any]:
     return cluster.job(attached_jobs(cluster)[0]["id"])
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunSummary:
+    """The same program without HyperFrames."""
+    report = tmp_path_factory.mktemp("plain") / "nothing-{rank}.json"
+    assert finish(torchrun("nothing", report)) == 0
+    return load_run(report, 2)
+
+
+def budget_below(plain: RunSummary) -> str:
+    return str(int(0.5 * min(plain.activation_peaks)))
+
+
 def test_a_program_of_torchruns_is_a_job_and_bit_equal(
-    shared_cluster: LocalCluster, tmp_path: Path
+    shared_cluster: LocalCluster, plain: RunSummary, tmp_path: Path
 ) -> None:
-    assert finish(torchrun("nothing", tmp_path / "nothing-{rank}.json")) == 0
-    plain = load_run(tmp_path / "nothing-{rank}.json", 2)
-    budget = str(int(0.5 * min(plain.activation_peaks)))
+    budget = budget_below(plain)
     for run in range(2):  # The second finds everything as the first found it.
         report = tmp_path / f"attached-{run}-{{rank}}.json"
         program = torchrun(
@@ -81,11 +93,12 @@ def test_a_program_of_torchruns_is_a_job_and_bit_equal(
 
 
 def test_a_killed_rank_returns_every_byte_and_the_next_run_works(
-    shared_cluster: LocalCluster, tmp_path: Path
+    shared_cluster: LocalCluster, plain: RunSummary, tmp_path: Path
 ) -> None:
+    budget = budget_below(plain)
     report = tmp_path / "killed-{rank}.json"
     program = torchrun(
-        "hyperframes", report, "--activation-budget", "100KiB",
+        "hyperframes", report, "--activation-budget", budget,
         coordinator=shared_cluster.address, steps=100000,
     )  # fmt: skip
     wait_until(lambda: bool(shared_cluster.leases()), 60, "the program to hold leases", 0.05)
@@ -105,7 +118,7 @@ def test_a_killed_rank_returns_every_byte_and_the_next_run_works(
     assert ended["state"] == "JOB_STATE_FAILED", ended
     assert "rank 1 on node a disappeared" in ended["message"], ended
     again = torchrun(
-        "hyperframes", report, "--activation-budget", "100KiB", coordinator=shared_cluster.address
+        "hyperframes", report, "--activation-budget", budget, coordinator=shared_cluster.address
     )
     assert finish(again) == 0
     assert newest(shared_cluster)["state"] == "JOB_STATE_SUCCEEDED"
@@ -113,10 +126,11 @@ def test_a_killed_rank_returns_every_byte_and_the_next_run_works(
 
 
 def test_an_attached_job_is_cancelled_by_signal(
-    shared_cluster: LocalCluster, tmp_path: Path
+    shared_cluster: LocalCluster, plain: RunSummary, tmp_path: Path
 ) -> None:
+    budget = budget_below(plain)
     program = torchrun(
-        "hyperframes", tmp_path / "r.json", "--activation-budget", "100KiB",
+        "hyperframes", tmp_path / "r.json", "--activation-budget", budget,
         coordinator=shared_cluster.address, steps=100000, ranks=1,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from .errors import HyperFramesError
 
 _ATTACH_TIMEOUT_S = 60.0  # An earlier run's end, or a restarted agent, is waited for.
 _DETACH_TIMEOUT_S = 5.0
+_PATIENCE_S = 3.0
 _MOST_ARGUMENTS, _LONGEST_ARGUMENT = 32, 256
 
 
@@ -29,13 +31,26 @@ def attach_to_coordinator(device: torch.device) -> None:
     address = os.environ.get("HYPERFRAMES_COORDINATOR")
     if not address or os.environ.get("HYPERFRAMES_JOB_ID"):
         return
+    notice = threading.Timer(_PATIENCE_S, _say_waiting, (address,))
+    notice.daemon = True
     client = _native.NativeClient(address, {})
+    notice.start()
     try:
         answer = client.call("AttachJob", _request(device), _ATTACH_TIMEOUT_S)
     finally:
+        notice.cancel()
         client.close()
     os.environ.update({name: str(value) for name, value in answer["environment"].items()})
     atexit.register(_detach, address, answer, os.getpid())
+
+
+def _say_waiting(address: str) -> None:
+    print(
+        f"HyperFrames: this program attaches to the coordinator at {address} and waits for its "
+        f"answer, at most {_ATTACH_TIMEOUT_S:g} s; unset HYPERFRAMES_COORDINATOR to run without.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _request(device: torch.device) -> dict[str, Any]:
