@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,24 @@ def torchrun(
             "--nproc-per-node", str(ranks), str(ROOT / "examples" / "train_gpt.py"),
             "--mode", mode, "--steps", str(steps), "--report", str(report), *SMALL, *extra,
         ],
-        env=environment, stdout=tempfile.TemporaryFile("w+"), stderr=subprocess.STDOUT, text=True,
+        env=environment, stdout=output_of(report).open("w"), stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
     )  # fmt: skip
 
 
-def finish(program: subprocess.Popen[str], timeout_s: float = 120) -> int:
+def output_of(report: Path) -> Path:
+    return report.with_suffix(".log")
+
+
+def finish(program: subprocess.Popen[str], report: Path, timeout_s: float = 240) -> int:
+    """Its exit status. AssertionError with what it printed when it does not end."""
     try:
         return program.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(output_of(report).read_text()[-4000:]) from None
     finally:
-        program.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)  # torchrun's ranks do not end with it.
         program.wait()
 
 
@@ -57,7 +66,7 @@ def newest(cluster: LocalCluster) -> dict[str, Any]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> RunSummary:
     """The same program without HyperFrames."""
     report = tmp_path_factory.mktemp("plain") / "nothing-{rank}.json"
-    assert finish(torchrun("nothing", report)) == 0
+    assert finish(torchrun("nothing", report), report) == 0, output_of(report).read_text()
     return load_run(report, 2)
 
 
@@ -75,7 +84,7 @@ def test_a_program_of_torchruns_is_a_job_and_bit_equal(
             "hyperframes", report, "--activation-budget", budget,
             coordinator=shared_cluster.address,
         )  # fmt: skip
-        assert finish(program) == 0
+        assert finish(program, report) == 0, output_of(report).read_text()
         framed = load_run(report, 2)
         assert framed.fingerprint == plain.fingerprint
         assert framed.peer_bytes + framed.host_bytes + framed.recomputed_bytes > 0
@@ -113,14 +122,14 @@ def test_a_killed_rank_returns_every_byte_and_the_next_run_works(
     assert "torchrun" in refused.stderr and "--signal" in refused.stderr
     os.kill(job["workers"][1]["report"]["pid"], signal.SIGKILL)
     wait_until(lambda: not shared_cluster.leases(), 10, "every lease to be back", 0.05)
-    assert finish(program) != 0
+    assert finish(program, report) != 0
     ended = shared_cluster.wait_job(job["id"], 10)
     assert ended["state"] == "JOB_STATE_FAILED", ended
     assert "rank 1 on node a disappeared" in ended["message"], ended
     again = torchrun(
         "hyperframes", report, "--activation-budget", budget, coordinator=shared_cluster.address
     )
-    assert finish(again) == 0
+    assert finish(again, report) == 0, output_of(report).read_text()
     assert newest(shared_cluster)["state"] == "JOB_STATE_SUCCEEDED"
     assert shared_cluster.leases() == []
 
@@ -129,8 +138,9 @@ def test_an_attached_job_is_cancelled_by_signal(
     shared_cluster: LocalCluster, plain: RunSummary, tmp_path: Path
 ) -> None:
     budget = budget_below(plain)
+    report = tmp_path / "r.json"
     program = torchrun(
-        "hyperframes", tmp_path / "r.json", "--activation-budget", budget,
+        "hyperframes", report, "--activation-budget", budget,
         coordinator=shared_cluster.address, steps=100000, ranks=1,
     )  # fmt: skip
 
@@ -142,5 +152,5 @@ def test_an_attached_job_is_cancelled_by_signal(
     job_id = newest(shared_cluster)["id"]
     shared_cluster.call("CancelJob", {"id": job_id, "signal": True})
     assert shared_cluster.wait_job(job_id, 20)["state"] == "JOB_STATE_CANCELLED"
-    assert finish(program) != 0
+    assert finish(program, report) != 0
     assert shared_cluster.leases() == []
