@@ -118,9 +118,9 @@ hf_code hf_take_revocation(hf_engine* engine, char** lease_id);
 /* ---- Coordinator ----
  * options_json: {"timeout_s", "ca_file", ...}. hf_call: `method` is a name of the services in
  * coordinator.proto ("SubmitJob", "GetJob", "ListJobs", "WatchJob", "CancelJob", "PreemptJob",
- * "AttachJob", "DetachJob", "ReadLog", "ListNodes", "CreatePlan", "GetPlan"); request and response are its messages as JSON. Idempotent
- * calls are retried until timeout_s (<= 0: the default). UNAVAILABLE: the coordinator cannot be
- * reached; the message names address and remedy. */
+ * "AttachJob", "DetachJob", "ReadLog", "ListNodes", "CreatePlan", "GetPlan"); request and response
+ * are its messages as JSON. Idempotent calls are retried until timeout_s (<= 0: the default).
+ * UNAVAILABLE: the coordinator cannot be reached; the message names address and remedy. */
 typedef struct hf_client hf_client;
 hf_code hf_client_open(const char* address, const char* options_json, hf_client** client);
 hf_code hf_call(hf_client* client, const char* method, const char* request_json, double timeout_s,
