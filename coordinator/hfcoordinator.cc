@@ -34,6 +34,10 @@ absl::StatusOr<Config::Outcome> ReadOptions(int argc, char** argv, CoordinatorOp
   config.AddDuration(&options->plan_wait, "plan-wait", "for all ranks of a job to ask for a plan");
   config.AddDuration(&options->checkpoint_timeout, "checkpoint-timeout",
                      "without anything new of a checkpoint under way: aborted");
+  config.AddDuration(&options->gang_patience, "gang-patience",
+                     "of a job passed by smaller ones: then free GPUs are held for it");
+  config.AddDuration(&options->lost_node_after, "lost-node-after",
+                     "of OFFLINE: the node's workers count as ended, their jobs restart");
   HF_ASSIGN_OR_RETURN(const Config::Outcome outcome, config.Parse(argc, argv));
   if (outcome == Config::Outcome::kExit) return outcome;
   if (!config.positional().empty()) {

@@ -15,17 +15,22 @@ constexpr absl::Duration kLongestRevokeGrace = absl::Hours(24);
 
 }  // namespace
 
-absl::Status AgentService::Start(const v1::StartWorkerRequest& request, v1::WorkerReport* report) {
-  HF_RETURN_IF_ERROR(fence_->Pass(request.epoch()));
-  const HostDevice* gpu = node_->machine()->Find(request.gpu());
+absl::StatusOr<WorkerSurroundings> AgentService::Surroundings(const std::string& gpu_uuid) const {
+  const HostDevice* gpu = node_->machine()->Find(gpu_uuid);
   if (gpu == nullptr || gpu == node_->machine()->host()) {
-    return absl::InvalidArgumentError("gpu: '" + request.gpu().substr(0, 64) + "' is not on node " +
+    return absl::InvalidArgumentError("gpu: '" + gpu_uuid.substr(0, 64) + "' is not on node " +
                                       node_->options().name);
   }
   WorkerSurroundings surroundings;
   surroundings.node = node_->options().name;
   surroundings.worker_socket = node_->worker_socket();
   surroundings.host_devices = FormatHostDevices({gpu->options()});
+  return surroundings;
+}
+
+absl::Status AgentService::Start(const v1::StartWorkerRequest& request, v1::WorkerReport* report) {
+  HF_RETURN_IF_ERROR(fence_->Pass(request.epoch()));
+  HF_ASSIGN_OR_RETURN(WorkerSurroundings surroundings, Surroundings(request.gpu()));
   surroundings.base = OwnEnvironment();
   WorkerSpec spec;
   HF_ASSIGN_OR_RETURN(spec.environment, WorkerEnvironment(request, surroundings));
@@ -47,12 +52,50 @@ grpc::Status AgentService::StartWorker(grpc::ServerContext*, const v1::StartWork
   return ToGrpc(status);
 }
 
+absl::Status AgentService::Adopt(const v1::AdoptWorkerRequest& request,
+                                 v1::AdoptWorkerResponse* response) {
+  HF_RETURN_IF_ERROR(fence_->Pass(request.epoch()));
+  HF_ASSIGN_OR_RETURN(const WorkerSurroundings surroundings, Surroundings(request.gpu()));
+  WorkerSpec spec;
+  spec.worker_id = request.worker_id();
+  spec.job_id = request.job_id();
+  spec.rank = request.rank();
+  spec.gpu = request.gpu();
+  const ProcessIdentity process = {request.process().pid(), request.process().start_time(),
+                                   request.process().boot_id()};
+  HF_ASSIGN_OR_RETURN(const WorkerInfo info, node_->attached()->Adopt(spec, process));
+  *response->mutable_worker() = ToProto(info, node_->counters().Of(spec.worker_id));
+  for (const auto& [name, value] : AttachedEnvironment(request, surroundings)) {
+    (*response->mutable_environment())[name] = value;
+  }
+  return absl::OkStatus();
+}
+
+grpc::Status AgentService::AdoptWorker(grpc::ServerContext*, const v1::AdoptWorkerRequest* request,
+                                       v1::AdoptWorkerResponse* response) {
+  const absl::Status status = Adopt(*request, response);
+  changed_();
+  return ToGrpc(status);
+}
+
+grpc::Status AgentService::DetachWorker(grpc::ServerContext*,
+                                        const v1::DetachWorkerRequest* request,
+                                        v1::DetachWorkerResponse* response) {
+  const absl::Status passed = fence_->Pass(request->epoch());
+  if (!passed.ok()) return ToGrpc(passed);
+  const auto info =
+      node_->attached()->Detach(request->worker_id(), request->exit_code(), /*reason=*/"");
+  if (!info.ok()) return ToGrpc(info.status());
+  *response->mutable_worker() = ToProto(*info, node_->counters().Of(request->worker_id()));
+  changed_();
+  return grpc::Status::OK;
+}
+
 grpc::Status AgentService::StopWorker(grpc::ServerContext*, const v1::StopWorkerRequest* request,
                                       v1::StopWorkerResponse* response) {
   const absl::Status passed = fence_->Pass(request->epoch());
   if (!passed.ok()) return ToGrpc(passed);
-  const auto info =
-      node_->supervisor()->Stop(request->worker_id(), absl::Seconds(request->grace_s()));
+  const auto info = node_->StopWorker(request->worker_id(), absl::Seconds(request->grace_s()));
   if (!info.ok()) return ToGrpc(info.status());
   *response->mutable_worker() = ToProto(*info, node_->counters().Of(request->worker_id()));
   changed_();

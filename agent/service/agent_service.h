@@ -3,9 +3,11 @@
 #define HYPERFRAMES_AGENT_SERVICE_AGENT_SERVICE_H_
 
 #include <functional>
+#include <string>
 
 #include "agent/service/epoch_fence.h"
 #include "agent/service/node.h"
+#include "agent/service/worker_environment.h"
 #include "hyperframes/v1/agent.grpc.pb.h"
 
 namespace hyperframes {
@@ -21,6 +23,10 @@ class AgentService final : public v1::Agent::Service {
                            v1::StartWorkerResponse* response) override;
   grpc::Status StopWorker(grpc::ServerContext*, const v1::StopWorkerRequest* request,
                           v1::StopWorkerResponse* response) override;
+  grpc::Status AdoptWorker(grpc::ServerContext*, const v1::AdoptWorkerRequest* request,
+                           v1::AdoptWorkerResponse* response) override;
+  grpc::Status DetachWorker(grpc::ServerContext*, const v1::DetachWorkerRequest* request,
+                            v1::DetachWorkerResponse* response) override;
   grpc::Status ReservePort(grpc::ServerContext*, const v1::ReservePortRequest* request,
                            v1::ReservePortResponse* response) override;
   grpc::Status ReadWorkerLog(grpc::ServerContext*, const v1::ReadWorkerLogRequest* request,
@@ -35,6 +41,8 @@ class AgentService final : public v1::Agent::Service {
                             v1::LeaseResponse* response) override;
 
  private:
+  absl::StatusOr<WorkerSurroundings> Surroundings(const std::string& gpu_uuid) const;
+  absl::Status Adopt(const v1::AdoptWorkerRequest& request, v1::AdoptWorkerResponse* response);
   absl::Status Start(const v1::StartWorkerRequest& request, v1::WorkerReport* report);
 
   Node* const node_;

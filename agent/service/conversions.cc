@@ -26,12 +26,14 @@ v1::WorkerReport ToProto(const WorkerInfo& info, const CountersReading& counters
   report.set_worker_id(info.spec.worker_id);
   report.set_job_id(info.spec.job_id);
   report.set_rank(info.spec.rank);
+  report.set_gpu(info.spec.gpu);
   report.set_state(static_cast<v1::WorkerState>(info.status.state));
   report.set_pid(info.status.worker.pid);
   report.set_exit_code(info.status.exit_code);
   report.set_term_signal(info.status.term_signal);
   report.set_message(info.status.message);
   report.set_adopted(info.adopted);
+  report.set_attached(info.attached);
   report.set_age_s(absl::ToDoubleSeconds(info.age));
   report.set_activation_bytes(counters.activation_bytes);
   report.set_activation_peak_bytes(counters.activation_peak_bytes);

@@ -191,7 +191,7 @@ void CoordinatorLink::FillInventory(Request* request, std::vector<LeaseRecord>* 
   for (v1::GpuInfo& gpu : GpusOf(node_)) *request->add_gpus() = std::move(gpu);
   *leases = node_->leases()->Report();
   for (const LeaseRecord& lease : *leases) *request->add_leases() = ToProto(lease);
-  for (const WorkerInfo& worker : node_->supervisor()->Workers()) {
+  for (const WorkerInfo& worker : node_->Workers()) {
     *request->add_workers() = ToProto(worker, node_->counters().Of(worker.spec.worker_id));
   }
 }
@@ -218,7 +218,7 @@ void CoordinatorLink::Obey(const Response& response) {
   node_->supervisor()->KeepJobs(
       {response.unfinished_jobs().begin(), response.unfinished_jobs().end()});
   for (const std::string& worker_id : response.stop_workers()) {
-    if (node_->supervisor()->Stop(worker_id, kUnwantedGrace).ok()) {
+    if (node_->DropWorker(worker_id, kUnwantedGrace).ok()) {
       LOG(INFO) << "worker " << worker_id << " stopped: the coordinator no longer wants it";
     }
   }
@@ -229,7 +229,7 @@ std::string CoordinatorLink::Fingerprint() const {
   for (const LeaseRecord& lease : node_->leases()->Report()) {
     text += lease.lease_id + LeaseStateName(lease.state);
   }
-  for (const WorkerInfo& worker : node_->supervisor()->Workers()) {
+  for (const WorkerInfo& worker : node_->Workers()) {
     text += worker.spec.worker_id + std::to_string(static_cast<int>(worker.status.state)) + "/" +
             std::to_string(worker.status.worker.pid);
   }

@@ -36,6 +36,7 @@ Node::Node(NodeOptions options) : options_(std::move(options)) {}
 
 Node::~Node() {
   server_.reset();
+  attached_.reset();
   supervisor_.reset();
 }
 
@@ -72,6 +73,12 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options) {
                       Supervisor::Create(supervisor, [raw = node.get()](const WorkerInfo& info) {
                         raw->WorkerEnded(info);
                       }));
+  AttachedWorkersOptions attached;
+  attached.directory = o.run_directory + "/attached";
+  HF_ASSIGN_OR_RETURN(node->attached_,
+                      AttachedWorkers::Create(attached, [raw = node.get()](const WorkerInfo& info) {
+                        raw->WorkerEnded(info);
+                      }));
   HF_ASSIGN_OR_RETURN(node->server_, DescriptorServer::Start(server, std::move(listener),
                                                              node->leases_.get(), node.get()));
   return node;
@@ -87,8 +94,27 @@ absl::StatusOr<WorkerInfo> Node::StartWorker(const WorkerSpec& spec) {
   return info;
 }
 
+std::vector<WorkerInfo> Node::Workers() const {
+  std::vector<WorkerInfo> workers = supervisor_->Workers();
+  for (WorkerInfo& info : attached_->Workers()) workers.push_back(std::move(info));
+  return workers;
+}
+
+absl::StatusOr<WorkerInfo> Node::StopWorker(const std::string& worker_id, absl::Duration grace) {
+  absl::StatusOr<WorkerInfo> info = attached_->Terminate(worker_id);
+  return absl::IsNotFound(info.status()) ? supervisor_->Stop(worker_id, grace) : info;
+}
+
+absl::Status Node::DropWorker(const std::string& worker_id, absl::Duration grace) {
+  const absl::Status dropped =
+      attached_->Detach(worker_id, /*exit_code=*/-1, "the coordinator does not know its job")
+          .status();
+  return absl::IsNotFound(dropped) ? supervisor_->Stop(worker_id, grace).status() : dropped;
+}
+
 void Node::Acknowledge(const std::vector<std::string>& worker_ids) {
   supervisor_->Acknowledge(worker_ids);
+  attached_->Acknowledge(worker_ids);
   for (const std::string& worker_id : worker_ids) counters_.Forget(worker_id);
 }
 
@@ -108,8 +134,13 @@ void Node::WorkerConnected(const std::string& worker_id, const ProcessIdentity& 
   VLOG(1) << "process " << process.pid << " of worker '" << worker_id << "' connected";
   if (!counters.valid() || worker_id.empty()) return;
   // Only workers of this node count, each for the GPU that it was given and not one it names.
-  for (const WorkerInfo& info : supervisor_->Workers()) {
+  for (const WorkerInfo& info : Workers()) {
     if (info.spec.worker_id != worker_id) continue;
+    // The socket's word on who it is: an attached worker is that process and no other.
+    if (info.attached && !(info.status.worker == process)) {
+      LOG(WARNING) << "process " << process.pid << " is not worker " << worker_id;
+      return;
+    }
     const absl::Status attached = counters_.Attach(worker_id, info.spec.gpu, std::move(counters));
     if (!attached.ok()) LOG(WARNING) << "worker " << worker_id << ": " << attached.message();
     return;
@@ -190,7 +221,7 @@ NodeSample Node::Sample() {
                                   WorkerState::kStopping, WorkerState::kExited}) {
     sample.workers_by_state[StateLabel(state)] = 0;
   }
-  for (const WorkerInfo& info : supervisor_->Workers()) {
+  for (const WorkerInfo& info : Workers()) {
     ++sample.workers_by_state[StateLabel(info.status.state)];
     if (info.status.state == WorkerState::kExited) continue;
     sample.jobs.push_back({info.spec.job_id, info.spec.worker_id, info.spec.gpu});

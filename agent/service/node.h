@@ -14,6 +14,7 @@
 #include "agent/arena/lease_records.h"
 #include "agent/arena/lease_table.h"
 #include "agent/device/host/host_machine.h"
+#include "agent/supervisor/attached_workers.h"
 #include "agent/supervisor/port_holder.h"
 #include "agent/supervisor/supervisor.h"
 #include "agent/telemetry/exporter.h"
@@ -46,6 +47,9 @@ class Node final : public DescriptorServerObserver {
   HostMachine* machine() { return machine_.get(); }
   LeaseTable* leases() { return leases_.get(); }
   Supervisor* supervisor() { return supervisor_.get(); }
+  AttachedWorkers* attached() { return attached_.get(); }
+  // Those that this node started, and those that attached.
+  std::vector<WorkerInfo> Workers() const;
   PortHolder* ports() { return &ports_; }
   const WorkerCounters& counters() const { return counters_; }
   // As Supervisor::Acknowledge, and lets go of their counters.
@@ -53,6 +57,10 @@ class Node final : public DescriptorServerObserver {
 
   // As Supervisor::Start, and counts restarts.
   absl::StatusOr<WorkerInfo> StartWorker(const WorkerSpec& spec) HF_EXCLUDES(mutex_);
+  // As Supervisor::Stop; of an attached one AttachedWorkers::Terminate.
+  absl::StatusOr<WorkerInfo> StopWorker(const std::string& worker_id, absl::Duration grace);
+  // Nobody knows it any more: it is stopped, or, attached, no longer watched. NotFound.
+  absl::Status DropWorker(const std::string& worker_id, absl::Duration grace);
   // As LeaseTable::Revoke, and asks the holder.
   absl::StatusOr<LeaseRecord> RevokeLease(const std::string& lease_id, absl::Duration grace);
   // Gives back what nobody needs any more, and follows water levels. Call about every second.
@@ -82,6 +90,7 @@ class Node final : public DescriptorServerObserver {
   int64_t restarts_ HF_GUARDED_BY(mutex_) = 0;
   // Last, so that their threads end before what they call into.
   std::unique_ptr<Supervisor> supervisor_;
+  std::unique_ptr<AttachedWorkers> attached_;
   std::unique_ptr<DescriptorServer> server_;
 };
 

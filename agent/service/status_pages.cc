@@ -49,11 +49,12 @@ HttpResponse Status(Node* node, const CoordinatorLink* link) {
                                {"awaiting_workers", device.awaiting_workers}});
   }
   page["workers"] = Json::array();
-  for (const WorkerInfo& worker : node->supervisor()->Workers()) {
+  for (const WorkerInfo& worker : node->Workers()) {
     page["workers"].push_back({{"worker_id", worker.spec.worker_id},
                                {"state", StateName(worker.status.state)},
                                {"pid", worker.status.worker.pid},
                                {"adopted", worker.adopted},
+                               {"attached", worker.attached},
                                {"message", worker.status.message}});
   }
   page["leases"] = Json::array();

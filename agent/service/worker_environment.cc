@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace hyperframes {
 namespace {
@@ -89,6 +90,23 @@ absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
   result["HYPERFRAMES_WORKER_SOCKET"] = surroundings.worker_socket;
   result["HYPERFRAMES_BACKEND"] = "host";
   result["HYPERFRAMES_HOST_DEVICES"] = surroundings.host_devices;
+  return result;
+}
+
+std::map<std::string, std::string> AttachedEnvironment(const v1::AdoptWorkerRequest& request,
+                                                       const WorkerSurroundings& surroundings) {
+  v1::StartWorkerRequest start;
+  start.set_worker_id(request.worker_id());
+  start.set_job_id(request.job_id());
+  start.set_job_token(request.job_token());
+  start.set_gpu(request.gpu());
+  // It asks for no variable of its own, so nothing is refused.
+  std::map<std::string, std::string> result = *WorkerEnvironment(start, surroundings);
+  result.erase("HYPERFRAMES_COORDINATOR");
+  for (auto it = result.begin(); it != result.end();) {
+    // torchrun's are there already, and are torchrun's to set.
+    it = it->first.rfind("HYPERFRAMES_", 0) == 0 ? std::next(it) : result.erase(it);
+  }
   return result;
 }
 

@@ -23,6 +23,10 @@ struct WorkerSurroundings {
 absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
     const v1::StartWorkerRequest& request, const WorkerSurroundings& surroundings);
 
+// What a process that attaches finds there of ours, as if this node had started it.
+std::map<std::string, std::string> AttachedEnvironment(const v1::AdoptWorkerRequest& request,
+                                                       const WorkerSurroundings& surroundings);
+
 // This process's environment.
 std::map<std::string, std::string> OwnEnvironment();
 

@@ -26,14 +26,6 @@ constexpr int64_t kMostLogBytes = kMiB;
 constexpr size_t kMostReason = 256;
 constexpr absl::Duration kLongestGrace = absl::Hours(1);
 
-// The id becomes the name of a directory.
-bool IsWorkerId(const std::string& id) {
-  if (id.empty() || id.size() > 127 || id[0] == '.') return false;
-  return std::all_of(id.begin(), id.end(), [](unsigned char c) {
-    return isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
-  });
-}
-
 // A shim holds its lock for as long as it lives; a file can lie, this cannot.
 bool ShimLives(const std::string& directory) {
   UniqueFd file(open((directory + "/" + kLockFile).c_str(), O_RDWR | O_CLOEXEC));
@@ -418,9 +410,18 @@ void Supervisor::Prune() {
     if (worker.info.status.state != WorkerState::kExited) going_on.insert(worker.info.spec.job_id);
   }
   std::vector<std::pair<absl::Time, std::string>> ended;
+  std::map<std::pair<std::string, int>, std::vector<std::pair<absl::Time, std::string>>> attempts;
   for (const auto& [worker_id, worker] : workers_) {
-    if (worker.told && going_on.count(worker.info.spec.job_id) == 0) {
-      ended.emplace_back(worker.ended_at, worker_id);
+    const WorkerSpec& spec = worker.info.spec;
+    if (!worker.told) continue;
+    auto& list = going_on.count(spec.job_id) == 0 ? ended : attempts[{spec.job_id, spec.rank}];
+    list.emplace_back(worker.ended_at, worker_id);
+  }
+  for (auto& [rank, list] : attempts) {
+    std::sort(list.begin(), list.end());
+    for (size_t i = 0; i + options_.most_attempts_kept < list.size(); ++i) {
+      RemoveWorkerDirectory(DirectoryOf(list[i].second));
+      workers_.erase(list[i].second);
     }
   }
   std::sort(ended.begin(), ended.end());

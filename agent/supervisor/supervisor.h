@@ -25,8 +25,9 @@ namespace hyperframes {
 struct WorkerInfo {
   WorkerSpec spec;
   WorkerStatus status;
-  bool adopted = false;  // Started by an earlier agent.
-  absl::Duration age;    // Since it was started, or adopted.
+  bool adopted = false;   // Started by an earlier agent.
+  bool attached = false;  // Started by others: see AttachedWorkers.
+  absl::Duration age;     // Since it was started, or adopted.
 };
 
 struct LogPiece {
@@ -45,6 +46,9 @@ struct SupervisorOptions {
   // long. One that the coordinator does not know of, or whose job goes on, is kept beyond both.
   size_t most_ended_kept = 256;
   absl::Duration ended_kept_for = absl::Hours(7 * 24);
+  // Of one rank of a job that goes on: its newest ends. A job that is restarted again and again
+  // must not fill the disk with its logs.
+  size_t most_attempts_kept = 8;
   const Clock* clock = MonotonicClock();
 };
 
@@ -69,8 +73,9 @@ class Supervisor {
   std::vector<WorkerInfo> Workers() const HF_EXCLUDES(mutex_);
   // The coordinator knows that these have ended.
   void Acknowledge(const std::vector<std::string>& worker_ids) HF_EXCLUDES(mutex_);
-  // The coordinator's word on which jobs go on: the directories of their workers are kept. Prunes
-  // the others; before the first call nothing is pruned, for nobody knows what is still wanted.
+  // The coordinator's word on which jobs go on: the directories of their newest workers are kept.
+  // Prunes the others; before the first call nothing is pruned, for nobody knows what is still
+  // wanted.
   void KeepJobs(std::set<std::string> job_ids) HF_EXCLUDES(mutex_);
   // Workers that run here for this job.
   int Running(const std::string& job_id) const HF_EXCLUDES(mutex_);

@@ -403,6 +403,28 @@ TEST_F(SupervisorTest, KeepsTheNewestEndsThatNobodyNeedsAndEveryOtherOne) {
   EXPECT_FALSE(Exists("job-0-5")) << "too old, however few there are";
 }
 
+TEST_F(SupervisorTest, OfAJobThatIsRestartedAgainAndAgainTheNewestLogsAreKept) {
+  supervisor_ = Create();
+  std::vector<std::string> ids;
+  for (int attempt = 1; attempt <= 10; ++attempt) {
+    const std::string id = "job-" + std::to_string(attempt) + "-0";
+    WorkerSpec spec = Script(id, "true");
+    spec.job_id = "job";
+    ASSERT_TRUE(supervisor_->Start(spec).ok());
+    WaitForEnd(id);
+    const timespec times[2] = {{1'700'000'000 + attempt, 0}, {1'700'000'000 + attempt, 0}};
+    utimensat(AT_FDCWD, (WorkerDirectory(id) + "/" + kStatusFile).c_str(), times, 0);
+    ids.push_back(id);
+  }
+  supervisor_->Acknowledge(ids);
+  supervisor_.reset();
+  supervisor_ = Create();
+  supervisor_->KeepJobs({"job"});
+  for (int attempt = 1; attempt <= 10; ++attempt) {
+    EXPECT_EQ(access(WorkerDirectory(ids[attempt - 1]).c_str(), F_OK) == 0, attempt > 2) << attempt;
+  }
+}
+
 TEST(SupervisorCreate, NamesAMissingShim) {
   SupervisorOptions options;
   options.run_directory = "/tmp";

@@ -1,5 +1,7 @@
 #include "agent/supervisor/worker_files.h"
 
+#include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "agent/supervisor/record_file.h"
@@ -29,6 +31,13 @@ absl::Status Unreadable(const std::string& path, const std::exception& error) {
 }
 
 }  // namespace
+
+bool IsWorkerId(const std::string& id) {
+  if (id.empty() || id.size() > 127 || id[0] == '.') return false;
+  return std::all_of(id.begin(), id.end(), [](unsigned char c) {
+    return isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+}
 
 absl::Status WriteSpec(const std::string& directory, const WorkerSpec& spec) {
   const Json json = {{"worker_id", spec.worker_id},

@@ -59,6 +59,9 @@ constexpr char kLockFile[] = "lock";
 constexpr char kReasonFile[] = "reason";
 constexpr char kToldFile[] = "told";
 
+// The id becomes the name of a directory.
+bool IsWorkerId(const std::string& id);
+
 // Durable: a worker started once must not start again after a power cut. Statuses as
 // WriteRecordFile and ReadRecordFile; DataLoss: unreadable content.
 absl::Status WriteSpec(const std::string& directory, const WorkerSpec& spec);

@@ -67,6 +67,9 @@ TEST_F(ClientAbiTest, EveryMethodOfTheHeaderIsThere) {
       {"WatchCheckpoint", R"({"checkpoint_id": "ckpt-1", "known": "CHECKPOINT_STATE_OPEN"})"},
       {"RetireCheckpoint", R"({"checkpoint_id": "ckpt-1"})"},
       {"ListCheckpoints", R"({"committed_only": false})"},
+      {"PreemptJob", R"({"id": "job-1"})"},
+      {"AttachJob", R"({"group_key": "k", "rank": 0, "world_size": 1})"},
+      {"DetachJob", R"({"job_id": "job-1"})"},
   };
   for (const auto& [method, request] : calls) {
     EXPECT_EQ(Call(method, request), HF_OK) << method << ": " << hf_last_error();

@@ -117,10 +117,10 @@ hf_code hf_take_revocation(hf_engine* engine, char** lease_id);
 
 /* ---- Coordinator ----
  * options_json: {"timeout_s", "ca_file", ...}. hf_call: `method` is a name of the services in
- * coordinator.proto ("SubmitJob", "GetJob", "ListJobs", "WatchJob", "CancelJob", "ReadLog",
- * "ListNodes", "CreatePlan", "GetPlan") or checkpoint.proto ("BeginCheckpoint",
- * "PrepareCheckpoint", "CommitCheckpoint", "AbortCheckpoint", "WatchCheckpoint",
- * "RetireCheckpoint", "ListCheckpoints"); request and response are its messages as JSON. Protocol
+ * coordinator.proto ("SubmitJob", "GetJob", "ListJobs", "WatchJob", "CancelJob", "PreemptJob",
+ * "AttachJob", "DetachJob", "ReadLog", "ListNodes", "CreatePlan", "GetPlan") or checkpoint.proto
+ * ("BeginCheckpoint", "PrepareCheckpoint", "CommitCheckpoint", "AbortCheckpoint",
+ * "WatchCheckpoint", "RetireCheckpoint", "ListCheckpoints"); request and response are its messages as JSON. Protocol
  * versions are filled in. All calls are idempotent and retried until timeout_s (<= 0: the default,
  * and for calls that watch their wait_s more). UNAVAILABLE: the coordinator cannot be reached; the
  * message names address and remedy. */

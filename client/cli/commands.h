@@ -2,6 +2,8 @@
 #ifndef HYPERFRAMES_CLIENT_CLI_COMMANDS_H_
 #define HYPERFRAMES_CLIENT_CLI_COMMANDS_H_
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "client/cli/command.h"
 
@@ -15,9 +17,12 @@ absl::StatusOr<int> RunSubmit(CommandLine* line);
 // job_commands.cc
 absl::StatusOr<int> RunJobs(CommandLine* line);
 absl::StatusOr<int> RunJobDescribe(CommandLine* line);
-absl::StatusOr<int> RunJobLogs(CommandLine* line);
 absl::StatusOr<int> RunJobWait(CommandLine* line);
 absl::StatusOr<int> RunJobCancel(CommandLine* line);
+absl::StatusOr<int> RunJobPreempt(CommandLine* line);
+absl::StatusOr<v1::Job> FetchJob(Client* client, const std::string& id);
+// log_command.cc
+absl::StatusOr<int> RunJobLogs(CommandLine* line);
 // plan_commands.cc
 absl::StatusOr<int> RunPlan(CommandLine* line);
 absl::StatusOr<int> RunExplain(CommandLine* line);

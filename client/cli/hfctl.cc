@@ -25,10 +25,13 @@ const std::vector<Command>& Commands() {
        "Queue a job from a file or from flags.", &RunSubmit},
       {"jobs", "[--limit N]", "Jobs, newest first.", &RunJobs},
       {"job describe", "ID", "One job with its workers.", &RunJobDescribe},
-      {"job logs", "ID [--rank N] [-f]", "What one rank printed.", &RunJobLogs},
+      {"job logs", "ID [--rank N] [--attempt N | --previous] [-f]", "What one rank printed.",
+       &RunJobLogs},
       {"job wait", "ID [--timeout 60s]",
        "Wait for the end: exit code 0 for SUCCEEDED, 1 otherwise, 124 timed out.", &RunJobWait},
-      {"job cancel", "ID", "End a job.", &RunJobCancel},
+      {"job cancel", "ID [--signal]", "End a job.", &RunJobCancel},
+      {"job preempt", "ID [--signal]", "Give a job's GPUs to something else: it saves and ends.",
+       &RunJobPreempt},
       {"plan", "JOB", "Bytes per tier, predicted peak and step time of each rank.", &RunPlan},
       {"explain", "JOB [BLOCK]", "Why each block's frames wait where they do.", &RunExplain},
       {"checkpoints", "[--job ID] [--directory DIR] [--all] [--limit N]",
@@ -107,7 +110,8 @@ int UnknownCommand(const std::string& name) {
   std::vector<std::string> names = {"help"};
   for (const Command& command : Commands()) names.push_back(command.name);
   if (IsFamily(name)) {
-    return Complain("`job` needs one of describe, logs, wait, cancel; e.g. hfctl job logs ID -f");
+    return Complain(
+        "`job` needs one of describe, logs, wait, cancel, preempt; e.g. hfctl job logs ID -f");
   }
   std::string near = NearestName(name, names);
   // "logs" is what somebody means who forgot the family.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -218,6 +219,57 @@ TEST_F(HfctlTest, LogsArePrintedByteForByte) {
   }
 }
 
+TEST_F(HfctlTest, LogsOfAnEarlierAttemptAreAskedForByNumberOrAsThePrevious) {
+  v1::Job job = JobIn(v1::JOB_STATE_FAILED, 1);
+  job.set_attempt(5);
+  for (const int attempt : {3, 4}) {
+    v1::JobAttempt* earlier = job.add_attempts();
+    earlier->set_attempt(attempt);
+    earlier->set_reason("signal");
+    earlier->set_message("rank 0 on node a was ended by signal 9");
+    earlier->set_steps(120);
+  }
+  coordinator_.AddJob(job);
+  coordinator_.set_log("job-1", 0, "hello\n");
+  EXPECT_EQ(Hfctl({"job", "logs", "job-1", "--previous"}).out, "hello\n");
+  EXPECT_EQ(coordinator_.last_log_attempt(), 4);
+  EXPECT_EQ(Hfctl({"job", "logs", "job-1", "--attempt", "3"}).out, "hello\n");
+  EXPECT_EQ(coordinator_.last_log_attempt(), 3);
+  EXPECT_EQ(Hfctl({"job", "logs", "job-1", "--attempt", "3", "--previous"}).exit_code, kExitUsage);
+  const std::string shown = Hfctl({"job", "describe", "job-1"}).out;
+  EXPECT_THAT(shown, HasSubstr("earlier attempts"));
+  EXPECT_THAT(shown, HasSubstr("rank 0 on node a was ended by signal 9"));
+}
+
+TEST_F(HfctlTest, ThereIsNoPreviousLogOfAJobThatWasNotRestarted) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 1));
+  const ProgramResult result = Hfctl({"job", "logs", "job-1", "--previous"});
+  EXPECT_EQ(result.exit_code, kExitNotFound) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("no earlier attempt"));
+}
+
+// `hfctl job logs -f | head -1`: nothing more is printed, and it ends all the same.
+TEST_F(HfctlTest, AFollowedLogEndsWhenItsReaderHasGone) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 1));
+  coordinator_.set_log("job-1", 0, "hello\n");
+  const auto began = std::chrono::steady_clock::now();
+  const ProgramResult result =
+      RunProgram("/bin/sh", {"-c", std::string(kHfctl) + " job logs job-1 -f | head -n 1"},
+                 {{"HYPERFRAMES_COORDINATOR", coordinator_.address()}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "hello\n");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+}
+
+TEST_F(HfctlTest, PreemptSaysWhereTheJobStands) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 1));
+  EXPECT_EQ(Hfctl({"job", "preempt", "job-1"}).out, "job-1 STOPPING: preempted\n");
+  EXPECT_EQ(Hfctl({"job", "preempt", "job-1", "--signal"}).out,
+            "job-1 STOPPING: preempted by signal\n");
+  EXPECT_EQ(Hfctl({"job", "cancel", "job-1", "--signal"}).exit_code, kExitOk);
+  EXPECT_TRUE(coordinator_.last_cancel().signal());
+}
+
 TEST_F(HfctlTest, WaitTellsHowTheJobEndedByItsExitCode) {
   coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 1));
   EXPECT_EQ(Hfctl({"job", "wait", "job-1", "--timeout", "100ms"}).exit_code, kExitTimedOut);
@@ -353,7 +405,7 @@ TEST_F(HfctlTest, WrongWordsGetOneSentence) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
       {{"node"}, "did you mean `hfctl nodes`?"},
       {{"logs", "job-1"}, "hfctl"},
-      {{"job"}, "describe, logs, wait, cancel"},
+      {{"job"}, "describe, logs, wait, cancel, preempt"},
       {{"job", "log", "job-1"}, "did you mean `hfctl job logs`?"},
       {{"job", "describe"}, "usage: hfctl job describe ID"},
       {{"nodes", "extra"}, "\"extra\" is one argument too many"},

@@ -54,6 +54,17 @@ void PrintWorkers(const v1::Job& job, std::ostream* out) {
   table.Print(out);
 }
 
+void PrintAttempts(const v1::Job& job, std::ostream* out) {
+  if (job.attempts().empty()) return;
+  *out << "\nearlier attempts (`hfctl job logs " << Printable(job.id()) << " --attempt N`):\n";
+  Table table({{"ATTEMPT", kRight}, {"ENDED", kRight}, {"STEPS", kRight}, {"REASON"}, {"CAUSE"}});
+  for (const v1::JobAttempt& attempt : job.attempts()) {
+    table.AddRow({absl::StrCat(attempt.attempt()), AgeText(attempt.ended_age_s()),
+                  absl::StrCat(attempt.steps()), attempt.reason(), attempt.message()});
+  }
+  table.Print(out);
+}
+
 void PrintJob(const v1::Job& job, std::ostream* out) {
   PrintField(out, "id", job.id());
   PrintField(out, "name", job.spec().name());
@@ -65,6 +76,8 @@ void PrintJob(const v1::Job& job, std::ostream* out) {
   PrintField(out, "ranks", absl::StrCat(job.spec().ranks()));
   PrintField(out, "placement",
              job.spec().placement() == v1::JobSpec::PLACEMENT_SPREAD ? "spread" : "pack");
+  if (job.attempt() > 1) PrintField(out, "attempt", absl::StrCat(job.attempt()));
+  if (job.attached()) PrintField(out, "started by", "torchrun or by hand: it attached itself");
   if (job.spec().max_restarts() > 0) {
     PrintField(out, "restarts",
                absl::StrCat(job.restarts(), " of at most ", job.spec().max_restarts()));
@@ -78,15 +91,16 @@ void PrintJob(const v1::Job& job, std::ostream* out) {
     PrintField(out, "plan", absl::StrCat(job.plan_id(), " epoch ", job.plan_epoch()));
   }
   PrintWorkers(job, out);
+  PrintAttempts(job, out);
 }
+
+}  // namespace
 
 absl::StatusOr<v1::Job> FetchJob(Client* client, const std::string& id) {
   v1::GetJobRequest request;
   request.set_id(id);
   return client->GetJob(request);
 }
-
-}  // namespace
 
 absl::StatusOr<int> RunJobs(CommandLine* line) {
   int64_t limit = 100;
@@ -135,37 +149,6 @@ absl::StatusOr<int> RunJobDescribe(CommandLine* line) {
   return kExitOk;
 }
 
-absl::StatusOr<int> RunJobLogs(CommandLine* line) {
-  int64_t rank = 0;
-  bool follow = false;
-  line->config()->AddInt(&rank, "rank", 0, INT32_MAX, "whose output");
-  line->config()->AddBool(&follow, "follow", "go on until the job has ended");
-  line->config()->AddShort('f', "follow");
-  HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
-  if (!run) return kExitOk;
-  HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
-  std::ostream* const out = line->out();
-  // A reader that went away (`| head`) ends the following too.
-  bool any = false;
-  const auto sink = [out, &any](const std::string& data) {
-    any = true;
-    out->write(data.data(), static_cast<std::streamsize>(data.size()));
-    out->flush();
-    return out->good();
-  };
-  const absl::Duration timeout = line->timeout(absl::InfiniteDuration());
-  HF_RETURN_IF_ERROR(client->FollowLog(line->positional()[0], static_cast<int>(rank),
-                                       /*offset=*/0, follow, timeout, sink));
-  if (!any) {
-    // Silence would leave open whether the job waits or has nothing to say. Not on stdout: that is
-    // the log's.
-    HF_ASSIGN_OR_RETURN(const v1::Job job, FetchJob(client.get(), line->positional()[0]));
-    std::cerr << "hfctl: rank " << rank << " has printed nothing; ";
-    PrintOutcome(job, &std::cerr);
-  }
-  return kExitOk;
-}
-
 absl::StatusOr<int> RunJobWait(CommandLine* line) {
   HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
   if (!run) return kExitOk;
@@ -173,19 +156,39 @@ absl::StatusOr<int> RunJobWait(CommandLine* line) {
   return WaitForJob(line, client.get(), line->positional()[0]);
 }
 
-absl::StatusOr<int> RunJobCancel(CommandLine* line) {
+namespace {
+
+// Cancel and preempt: one request with an id and --signal, one job back.
+template <typename Request>
+absl::StatusOr<int> StopJob(CommandLine* line,
+                            absl::StatusOr<v1::Job> (Client::*call)(const Request&,
+                                                                    absl::Duration)) {
+  bool signal = false;
+  line->config()->AddBool(&signal, "signal",
+                          "SIGTERM to the ranks of a job that torchrun has started");
   HF_ASSIGN_OR_RETURN(const bool run, line->Parse(1, 1));
   if (!run) return kExitOk;
   HF_ASSIGN_OR_RETURN(const auto client, line->Connect());
-  v1::CancelJobRequest request;
+  Request request;
   request.set_id(line->positional()[0]);
-  HF_ASSIGN_OR_RETURN(const v1::Job job, client->CancelJob(request));
+  request.set_signal(signal);
+  HF_ASSIGN_OR_RETURN(const v1::Job job, (client.get()->*call)(request, kDefaultTimeout));
   if (line->json()) {
     HF_RETURN_IF_ERROR(line->PrintJson(job));
   } else {
     PrintOutcome(job, line->out());
   }
   return kExitOk;
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunJobCancel(CommandLine* line) {
+  return StopJob<v1::CancelJobRequest>(line, &Client::CancelJob);
+}
+
+absl::StatusOr<int> RunJobPreempt(CommandLine* line) {
+  return StopJob<v1::PreemptJobRequest>(line, &Client::PreemptJob);
 }
 
 }  // namespace hyperframes

@@ -17,9 +17,11 @@ std::string StateText(const v1::Job& job) {
 
 }  // namespace
 
-void PrintOutcome(const v1::Job& job, std::ostream* out) {
-  *out << job.id() << " " << Printable(StateText(job)) << "\n";
+std::string OutcomeText(const v1::Job& job) {
+  return absl::StrCat(job.id(), " ", Printable(StateText(job)));
 }
+
+void PrintOutcome(const v1::Job& job, std::ostream* out) { *out << OutcomeText(job) << "\n"; }
 
 absl::StatusOr<int> WaitForJob(CommandLine* line, Client* client, const std::string& id) {
   Progress progress(absl::StrCat("waiting for ", id), Progress::ForPeople());

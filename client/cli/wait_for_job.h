@@ -11,6 +11,7 @@
 namespace hyperframes {
 
 // "job-1 FAILED: rank 1 ended with exit code 3": one line about a job.
+std::string OutcomeText(const v1::Job& job);
 void PrintOutcome(const v1::Job& job, std::ostream* out);
 
 // Blocks until the job has ended or --timeout has passed (none without it), and prints how it

@@ -38,14 +38,6 @@ Request WithCallersVersion(Request request) {
   return request;
 }
 
-v1::ReadLogRequest LogRequest(const std::string& job_id, int rank, int64_t offset) {
-  v1::ReadLogRequest request;
-  request.set_job_id(job_id);
-  request.set_rank(rank);
-  request.set_offset(offset);
-  return request;
-}
-
 // Whether the server sent this status itself, rather than the transport failing. gRPC tells the two
 // apart only in its debugging text; a wrong guess costs the wrong half of a sentence, nothing more.
 bool ServerSaidSo(const grpc::ClientContext& context) {
@@ -160,6 +152,21 @@ absl::StatusOr<v1::Job> Client::CancelJob(const v1::CancelJobRequest& request,
   return Call(jobs_.get(), &v1::Jobs::Stub::CancelJob, request, timeout);
 }
 
+absl::StatusOr<v1::Job> Client::PreemptJob(const v1::PreemptJobRequest& request,
+                                           absl::Duration timeout) {
+  return Call(jobs_.get(), &v1::Jobs::Stub::PreemptJob, request, timeout);
+}
+
+absl::StatusOr<v1::AttachJobResponse> Client::AttachJob(const v1::AttachJobRequest& request,
+                                                        absl::Duration timeout) {
+  return Call(jobs_.get(), &v1::Jobs::Stub::AttachJob, WithVersion(request), timeout);
+}
+
+absl::StatusOr<v1::Job> Client::DetachJob(const v1::DetachJobRequest& request,
+                                          absl::Duration timeout) {
+  return Call(jobs_.get(), &v1::Jobs::Stub::DetachJob, request, timeout);
+}
+
 absl::StatusOr<v1::ReadLogResponse> Client::ReadLog(const v1::ReadLogRequest& request,
                                                     absl::Duration timeout) {
   return Call(jobs_.get(), &v1::Jobs::Stub::ReadLog, request, timeout);
@@ -248,19 +255,27 @@ absl::StatusOr<v1::Job> Client::WaitJob(const std::string& id, absl::Duration ti
 
 absl::Status Client::FollowLog(const std::string& job_id, int rank, int64_t offset, bool follow,
                                absl::Duration timeout,
-                               const std::function<bool(const std::string& data)>& sink) {
+                               const std::function<bool(const std::string& data)>& sink,
+                               int attempt) {
   const absl::Time deadline = options_.clock->Now() + timeout;
   v1::GetJobRequest get;
   get.set_id(job_id);
+  v1::ReadLogRequest read;
+  read.set_job_id(job_id);
+  read.set_rank(rank);
+  read.set_offset(offset);
+  read.set_attempt(attempt);
   int quiet_polls_after_end = 0;
   bool answered = false;
   while (true) {
     // The job is asked for before the log: what it wrote before it ended is read after it is known
     // to have ended.
     absl::StatusOr<v1::Job> job = GetJob(get);
+    if (job.ok() && read.attempt() == 0) read.set_attempt(job->attempt());
     absl::StatusOr<v1::ReadLogResponse> chunk =
-        job.ok() ? ReadLog(LogRequest(job_id, rank, offset)) : job.status();
-    const bool ended = job.ok() && IsFinalJobState(job->state());
+        job.ok() ? ReadLog(read) : absl::StatusOr<v1::ReadLogResponse>(job.status());
+    const bool over = job.ok() && read.attempt() != job->attempt();
+    const bool ended = job.ok() && (over || IsFinalJobState(job->state()));
     // While following, a job that waits for GPUs has no log yet, and a coordinator or an agent that
     // restarts loses nothing: their answers only come later.
     const bool passing = (absl::IsNotFound(chunk.status()) && job.ok() && !ended) ||
@@ -269,19 +284,25 @@ absl::Status Client::FollowLog(const std::string& job_id, int rank, int64_t offs
     if (!chunk.ok() && !(follow && passing)) return chunk.status();
     if (chunk.ok() && !chunk->data().empty()) {
       if (!sink(chunk->data())) return absl::OkStatus();
-      offset = std::max(offset, chunk->next_offset());
+      read.set_offset(std::max(read.offset(), chunk->next_offset()));
       continue;  // There may be more already.
     }
     if (!follow) return absl::OkStatus();
     if (ended &&
         ((chunk.ok() && chunk->complete()) || ++quiet_polls_after_end >= kQuietPollsAfterEnd)) {
-      return absl::OkStatus();
+      if (!over || attempt != 0) return absl::OkStatus();
+      read.set_attempt(job->attempt());  // It was restarted: the next attempt has a log of its own.
+      read.set_offset(0);
+      quiet_polls_after_end = 0;
+      continue;
     }
     if (options_.clock->Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("the log of job ", job_id, " rank ", rank,
                                                       " did not end within ",
                                                       absl::FormatDuration(timeout)));
     }
+    // Whoever reads may have gone away, and the next line may be an hour off.
+    if (!sink("")) return absl::OkStatus();
     options_.sleep(kLogPollInterval);
   }
 }

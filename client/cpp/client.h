@@ -64,6 +64,12 @@ class Client {
                                    absl::Duration timeout = kDefaultTimeout);
   absl::StatusOr<v1::Job> CancelJob(const v1::CancelJobRequest& request,
                                     absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::Job> PreemptJob(const v1::PreemptJobRequest& request,
+                                     absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::AttachJobResponse> AttachJob(const v1::AttachJobRequest& request,
+                                                  absl::Duration timeout = kDefaultTimeout);
+  absl::StatusOr<v1::Job> DetachJob(const v1::DetachJobRequest& request,
+                                    absl::Duration timeout = kDefaultTimeout);
   absl::StatusOr<v1::ReadLogResponse> ReadLog(const v1::ReadLogRequest& request,
                                               absl::Duration timeout = kDefaultTimeout);
 
@@ -99,11 +105,12 @@ class Client {
                                   const std::function<void(const v1::Job&)>& on_change = nullptr);
 
   // Hands a rank's log to `sink` from `offset` on, until it is complete and the job has ended, or
-  // `sink` returns false. With `follow` false: what is there now. Polls every `kLogPollInterval`.
-  // DeadlineExceeded after `timeout`.
+  // `sink` returns false. With `follow` false: what is there now. Polls every `kLogPollInterval`,
+  // and calls `sink` with "" when a poll brought nothing. `attempt` 0: the newest, and those that
+  // follow it, each from its beginning. DeadlineExceeded after `timeout`.
   absl::Status FollowLog(const std::string& job_id, int rank, int64_t offset, bool follow,
                          absl::Duration timeout,
-                         const std::function<bool(const std::string& data)>& sink);
+                         const std::function<bool(const std::string& data)>& sink, int attempt = 0);
 
   const std::string& address() const { return options_.address; }
 

@@ -286,6 +286,42 @@ TEST_F(ClientTest, FollowedLogsArriveWholeAndInOrder) {
   EXPECT_EQ(read, log);
 }
 
+TEST_F(ClientTest, AFollowedLogGoesOnWithTheNextAttemptFromItsBeginning) {
+  v1::Job job = JobIn(v1::JOB_STATE_RUNNING, 2);
+  job.set_attempt(1);
+  coordinator_.AddJob(job);
+  coordinator_.set_log("job-1", 0, "first\n", 1);
+  std::string read;
+  const auto sink = [&](const std::string& data) {
+    read += data;
+    if (data.empty() && coordinator_.last_log_attempt() == 1) {
+      job.set_attempt(2);
+      job.set_state(v1::JOB_STATE_SUCCEEDED);
+      coordinator_.ReplaceJob(job);
+      coordinator_.set_log("job-1", 0, "second\n", 2);
+    }
+    return true;
+  };
+  const auto client = Connect(coordinator_.address());
+  ASSERT_TRUE(client->FollowLog("job-1", 0, 0, true, absl::Seconds(10), sink).ok());
+  EXPECT_EQ(read, "first\nsecond\n");
+  EXPECT_EQ(coordinator_.last_log_attempt(), 2);
+  read.clear();
+  ASSERT_TRUE(client->FollowLog("job-1", 0, 0, true, absl::Seconds(10), sink, 1).ok());
+  EXPECT_EQ(coordinator_.last_log_attempt(), 1) << "one attempt alone, which is over";
+}
+
+TEST_F(ClientTest, AReaderThatGoesAwayEndsTheFollowingAlsoWhileNothingIsPrinted) {
+  coordinator_.AddJob(JobIn(v1::JOB_STATE_RUNNING, 2));
+  coordinator_.set_log("job-1", 0, "hello");
+  int quiet = 0;
+  const auto sink = [&](const std::string& data) { return !data.empty() || ++quiet < 3; };
+  EXPECT_TRUE(Connect(coordinator_.address())
+                  ->FollowLog("job-1", 0, 0, true, absl::Seconds(600), sink)
+                  .ok());
+  EXPECT_EQ(quiet, 3);
+}
+
 TEST_F(ClientTest, AFollowedLogOutlivesAnAgentAndACoordinatorThatRestart) {
   coordinator_.AddJob(JobIn(v1::JOB_STATE_SUCCEEDED, 2));
   coordinator_.set_log("job-1", 0, std::string(100, 'x'));

@@ -81,6 +81,7 @@ class FakeCoordinator::JobsService final : public v1::Jobs::Service {
                          v1::Job* response) override {
     {
       MutexLock lock(&fake_->mutex_);
+      fake_->last_cancel_ = *request;
       auto found = fake_->jobs_.find(request->id());
       if (found != fake_->jobs_.end()) {
         found->second.front().set_state(v1::JOB_STATE_CANCELLED);
@@ -88,6 +89,29 @@ class FakeCoordinator::JobsService final : public v1::Jobs::Service {
       }
     }
     return Answer("CancelJob", request->id(), response);
+  }
+
+  grpc::Status PreemptJob(grpc::ServerContext*, const v1::PreemptJobRequest* request,
+                          v1::Job* response) override {
+    const grpc::Status status = Answer("PreemptJob", request->id(), response);
+    response->set_state(v1::JOB_STATE_STOPPING);
+    response->set_message(request->signal() ? "preempted by signal" : "preempted");
+    return status;
+  }
+
+  grpc::Status AttachJob(grpc::ServerContext*, const v1::AttachJobRequest* request,
+                         v1::AttachJobResponse* response) override {
+    grpc::Status scripted;
+    if (fake_->Scripted("AttachJob", &scripted)) return scripted;
+    response->set_job_id("job-1");
+    (*response->mutable_environment())["HYPERFRAMES_JOB_ID"] = "job-1";
+    response->set_worker_id("job-1-1-" + std::to_string(request->rank()));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status DetachJob(grpc::ServerContext*, const v1::DetachJobRequest* request,
+                         v1::Job* response) override {
+    return Answer("DetachJob", request->job_id(), response);
   }
 
   grpc::Status ListJobs(grpc::ServerContext*, const v1::ListJobsRequest*,
@@ -104,7 +128,11 @@ class FakeCoordinator::JobsService final : public v1::Jobs::Service {
     grpc::Status scripted;
     if (fake_->Scripted("ReadLog", &scripted)) return scripted;
     MutexLock lock(&fake_->mutex_);
-    const auto found = fake_->logs_.find({request->job_id(), request->rank()});
+    fake_->last_log_attempt_ = request->attempt();
+    auto found = fake_->logs_.find({request->job_id(), request->rank(), request->attempt()});
+    if (found == fake_->logs_.end()) {
+      found = fake_->logs_.find({request->job_id(), request->rank(), 0});
+    }
     if (found == fake_->logs_.end()) return NoSuchJob(request->job_id());
     constexpr size_t kChunk = 16;  // Small, so that every log takes several reads.
     const size_t at = std::min<size_t>(request->offset(), found->second.size());
@@ -297,14 +325,20 @@ void FakeCoordinator::set_nodes(const v1::ListNodesResponse& nodes) {
   nodes_ = nodes;
 }
 
+void FakeCoordinator::ReplaceJob(const v1::Job& job) {
+  MutexLock lock(&mutex_);
+  jobs_[job.id()] = {job};
+}
+
 void FakeCoordinator::AddJob(const v1::Job& job) {
   MutexLock lock(&mutex_);
   jobs_[job.id()].push_back(job);
 }
 
-void FakeCoordinator::set_log(const std::string& job_id, int rank, const std::string& data) {
+void FakeCoordinator::set_log(const std::string& job_id, int rank, const std::string& data,
+                              int attempt) {
   MutexLock lock(&mutex_);
-  logs_[{job_id, rank}] = data;
+  logs_[{job_id, rank, attempt}] = data;
 }
 
 void FakeCoordinator::set_plan(const std::string& job_id, const v1::FramePlan& plan) {
@@ -330,6 +364,16 @@ v1::CheckpointCaller FakeCoordinator::last_caller() const {
 v1::ListCheckpointsRequest FakeCoordinator::last_list_checkpoints() const {
   MutexLock lock(&mutex_);
   return last_list_checkpoints_;
+}
+
+int FakeCoordinator::last_log_attempt() const {
+  MutexLock lock(&mutex_);
+  return last_log_attempt_;
+}
+
+v1::CancelJobRequest FakeCoordinator::last_cancel() const {
+  MutexLock lock(&mutex_);
+  return last_cancel_;
 }
 
 v1::CreatePlanRequest FakeCoordinator::last_create_plan() const {

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,9 @@ class FakeCoordinator {
   void set_nodes(const v1::ListNodesResponse& nodes);
   // Jobs by id. A job with several entries moves to the next one with each WatchJob.
   void AddJob(const v1::Job& job);
-  void set_log(const std::string& job_id, int rank, const std::string& data);
+  void ReplaceJob(const v1::Job& job);
+  // `attempt` 0: of every attempt that has none of its own.
+  void set_log(const std::string& job_id, int rank, const std::string& data, int attempt = 0);
   void set_plan(const std::string& job_id, const v1::FramePlan& plan);
   // By id; listed in the order in which they were added. Calls answer with them as they are.
   void AddCheckpoint(const v1::Checkpoint& checkpoint);
@@ -47,6 +50,8 @@ class FakeCoordinator {
   v1::ListCheckpointsRequest last_list_checkpoints() const;
   std::vector<v1::SubmitJobRequest> submitted() const;
   v1::CreatePlanRequest last_create_plan() const;
+  v1::CancelJobRequest last_cancel() const;
+  int last_log_attempt() const;
 
  private:
   class ClusterService;
@@ -65,13 +70,15 @@ class FakeCoordinator {
   std::map<std::string, int> calls_ HF_GUARDED_BY(mutex_);
   v1::ListNodesResponse nodes_ HF_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<v1::Job>> jobs_ HF_GUARDED_BY(mutex_);
-  std::map<std::pair<std::string, int>, std::string> logs_ HF_GUARDED_BY(mutex_);
+  std::map<std::tuple<std::string, int, int>, std::string> logs_ HF_GUARDED_BY(mutex_);
   std::map<std::string, v1::FramePlan> plans_ HF_GUARDED_BY(mutex_);
   std::vector<v1::SubmitJobRequest> submitted_ HF_GUARDED_BY(mutex_);
   v1::CreatePlanRequest last_create_plan_ HF_GUARDED_BY(mutex_);
   std::vector<v1::Checkpoint> checkpoints_ HF_GUARDED_BY(mutex_);
   v1::CheckpointCaller last_caller_ HF_GUARDED_BY(mutex_);
   v1::ListCheckpointsRequest last_list_checkpoints_ HF_GUARDED_BY(mutex_);
+  v1::CancelJobRequest last_cancel_ HF_GUARDED_BY(mutex_);
+  int last_log_attempt_ HF_GUARDED_BY(mutex_) = 0;
 
   std::unique_ptr<ClusterService> cluster_service_;
   std::unique_ptr<JobsService> jobs_service_;

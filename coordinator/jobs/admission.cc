@@ -27,7 +27,14 @@ ClusterView ViewCluster(const std::vector<Node>& nodes, const std::vector<JobBoo
       if (keeps || !worker.released()) taken.insert(worker.gpu());
     }
   }
+  for (const Node& node : nodes) {
+    if (node.info.state() == v1::NODE_STATE_OFFLINE) continue;  // Its word is old.
+    for (const v1::WorkerReport& worker : node.info.workers()) {
+      if (worker.state() != v1::WORKER_STATE_EXITED) taken.insert(worker.gpu());
+    }
+  }
   ClusterView view;
+  view.usable = static_cast<int>(usable.size());
   for (const Node& node : nodes) {
     ++view.nodes;
     view.alive_nodes += node.info.state() == v1::NODE_STATE_ALIVE ? 1 : 0;
@@ -62,11 +69,11 @@ Verdict Admit(const v1::JobRecord& job, ClusterView* view) {
     return verdict;
   }
   verdict.reason = ranks > view->gpus ? "not_enough_gpus" : "waiting_for_gpus";
-  const int free = static_cast<int>(view->free.size());
-  verdict.message = absl::StrCat(
-      "needs ", ranks, ranks == 1 ? " GPU, " : " GPUs, ", free, " free: ", ranks - free,
-      " missing (", view->gpus, " on ", view->nodes, " nodes, ", view->alive_nodes, " ALIVE; ",
-      view->reserved, " reserved by jobs, ", view->unusable, " unhealthy or on nodes not ALIVE)");
+  verdict.message =
+      absl::StrCat("waits for ", ranks - static_cast<int>(view->free.size()), " of ", ranks,
+                   ranks == 1 ? " GPU (" : " GPUs (", view->gpus, " on ", view->nodes, " nodes, ",
+                   view->alive_nodes, " ALIVE; ", view->reserved, " reserved by jobs, ",
+                   view->unusable, " unhealthy or on nodes not ALIVE)");
   if (ranks > view->gpus) {
     absl::StrAppend(&verdict.message, "; add nodes");
     if (view->gpus > 0) {
@@ -75,6 +82,44 @@ Verdict Admit(const v1::JobRecord& job, ClusterView* view) {
     }
   }
   return verdict;
+}
+
+namespace {
+
+// Passed so long that nobody passes any more.
+bool IsOutOfPatience(const v1::JobRecord& job, absl::Duration patience, absl::Time wall_now) {
+  if (patience <= absl::ZeroDuration()) return true;
+  if (job.passed_since_unix_s() == 0) return false;
+  return wall_now >= absl::UnixEpoch() + absl::Seconds(job.passed_since_unix_s()) + patience;
+}
+
+}  // namespace
+
+std::vector<Verdict> AdmitQueue(const std::vector<JobBook::Record>& queued, absl::Duration patience,
+                                absl::Time wall_now, ClusterView* view) {
+  std::vector<Verdict> verdicts;
+  size_t ahead = 0;
+  size_t head = queued.size();  // None yet.
+  std::string held;
+  for (size_t i = 0; i < queued.size(); ++i) {
+    const v1::JobRecord& job = *queued[i];
+    verdicts.push_back(Admit(job, view));
+    if (verdicts[i].admitted) {
+      if (head < i) verdicts[head].passed = true;
+      continue;
+    }
+    absl::StrAppend(&verdicts[i].message, "; ", ahead, ahead == 1 ? " job" : " jobs", " ahead",
+                    held);
+    ++ahead;
+    if (head < queued.size() || job.spec().ranks() > view->usable) continue;
+    head = i;
+    if (!IsOutOfPatience(job, patience, wall_now)) continue;
+    held = absl::StrCat("; ", view->free.size(), " free held for job ", job.id(),
+                        ", which has been passed for ", absl::FormatDuration(patience));
+    absl::StrAppend(&verdicts[i].message, "; ", view->free.size(), " free held for it");
+    view->free.clear();
+  }
+  return verdicts;
 }
 
 }  // namespace hyperframes

@@ -21,6 +21,12 @@ class AgentClient {
   // NotFound: the agent has no such worker.
   virtual absl::StatusOr<v1::WorkerReport> StopWorker(const std::string& address,
                                                       const v1::StopWorkerRequest& request) = 0;
+  // FailedPrecondition: the process does not run on the agent's node.
+  virtual absl::StatusOr<v1::AdoptWorkerResponse> AdoptWorker(
+      const std::string& address, const v1::AdoptWorkerRequest& request) = 0;
+  // NotFound: the agent has no such attached worker.
+  virtual absl::StatusOr<v1::WorkerReport> DetachWorker(const std::string& address,
+                                                        const v1::DetachWorkerRequest& request) = 0;
   virtual absl::StatusOr<v1::ReservePortResponse> ReservePort(
       const std::string& address, const v1::ReservePortRequest& request) = 0;
   virtual absl::StatusOr<v1::LeaseReport> PrepareLease(const std::string& address,
@@ -29,6 +35,8 @@ class AgentClient {
                                                       const v1::LeaseRequest& request) = 0;
   virtual absl::StatusOr<v1::LeaseReport> ReleaseLease(const std::string& address,
                                                        const v1::LeaseRequest& request) = 0;
+  virtual absl::StatusOr<v1::LeaseReport> RevokeLease(const std::string& address,
+                                                      const v1::RevokeLeaseRequest& request) = 0;
   virtual absl::StatusOr<v1::ReadLogResponse> ReadWorkerLog(
       const std::string& address, const v1::ReadWorkerLogRequest& request) = 0;
 };

@@ -11,13 +11,13 @@
 namespace hyperframes {
 namespace {
 
-constexpr char kLost[] = "worker_lost";
 constexpr double kReportJitterSeconds = 0.02;
 
 int Consequence(const v1::WorkerReport& report) {
-  const bool unknown = report.exit_code() < 0 && report.message() != kLost;
+  const bool gone = report.attached() && report.exit_code() < 0;  // As killed: nobody saw how.
+  const bool unknown = report.exit_code() < 0 && report.message() != kLostWorker && !gone;
   if (report.term_signal() == SIGTERM || unknown) return 2;
-  return report.term_signal() != 0 ? 0 : 1;
+  return report.term_signal() != 0 || gone ? 0 : 1;
 }
 
 bool AsksForNoRestart(const v1::JobWorkerRecord& worker) {
@@ -54,24 +54,29 @@ const v1::JobWorkerRecord* FirstFailed(const v1::JobRecord& job) {
 }
 
 std::string FailureReason(const v1::JobWorkerRecord& worker) {
-  if (worker.report().message() == kLost) return kLost;
+  if (worker.report().message() == kLostWorker) return kLostWorker;
   return worker.report().term_signal() != 0 ? "signal" : "exit_code";
 }
 
 bool IsFailureReason(const std::string& reason) {
-  return reason == "exit_code" || reason == "signal" || reason == kLost;
+  return reason == "exit_code" || reason == "signal" || reason == kLostWorker;
 }
 
 std::string FailureText(const v1::JobRecord& job, const v1::JobWorkerRecord& worker) {
   const v1::WorkerReport& report = worker.report();
   std::string text = absl::StrCat("rank ", worker.rank(), " on node ", worker.node());
-  if (report.term_signal() != 0) {
+  if (report.message() == kLostWorker) {
+    absl::StrAppend(&text, " was lost: its node is gone, or its agent does not know it any more");
+  } else if (report.attached() && report.exit_code() < 0) {
+    absl::StrAppend(&text, " disappeared");
+  } else if (report.term_signal() != 0) {
     absl::StrAppend(&text, " was ended by signal ", report.term_signal());
   } else {
     absl::StrAppend(&text, " exited with code ", report.exit_code());
   }
   // Agents tell code and signal in words, too: said once is enough.
-  if (!report.message().empty() && !absl::StartsWith(report.message(), "exit code") &&
+  if (!report.message().empty() && report.message() != kLostWorker &&
+      !absl::StartsWith(report.message(), "exit code") &&
       !absl::StartsWith(report.message(), "ended by signal")) {
     absl::StrAppend(&text, ": ", report.message());
   }

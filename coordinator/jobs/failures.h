@@ -11,6 +11,9 @@ namespace hyperframes {
 // A worker that exits with this asks not to be started again, whatever the budget.
 constexpr int kDoNotRestartExitCode = 93;
 
+// The message of a worker whose agent does not know it any more, or whose node is gone.
+constexpr char kLostWorker[] = "worker_lost";
+
 bool Failed(const v1::JobWorkerRecord& worker);
 
 // The rank that failed first, or null. Ends on one node are ordered by its clock. Between nodes the

@@ -65,6 +65,7 @@ absl::StatusOr<v1::WorkerReport> FakeAgents::StartWorker(const std::string& addr
     report.set_worker_id(request.worker_id());
     report.set_job_id(request.job_id());
     report.set_rank(request.rank());
+    report.set_gpu(request.gpu());
     report.set_pid(100 + request.rank());
     report.set_state(v1::WORKER_STATE_RUNNING);
   }
@@ -85,6 +86,39 @@ absl::StatusOr<v1::WorkerReport> FakeAgents::StopWorker(const std::string& addre
     found->second.set_state(v1::WORKER_STATE_EXITED);
     found->second.set_term_signal(15);
   }
+  return found->second;
+}
+
+absl::StatusOr<v1::AdoptWorkerResponse> FakeAgents::AdoptWorker(
+    const std::string& address, const v1::AdoptWorkerRequest& request) {
+  MutexLock lock(&mutex_);
+  absl::Status scripted = Next("AdoptWorker");
+  if (!scripted.ok()) return scripted;
+  v1::WorkerReport& report = agents_[address].workers[request.worker_id()];
+  if (report.worker_id().empty()) {
+    report.set_worker_id(request.worker_id());
+    report.set_job_id(request.job_id());
+    report.set_rank(request.rank());
+    report.set_gpu(request.gpu());
+    report.set_pid(request.process().pid());
+    report.set_attached(true);
+    report.set_state(v1::WORKER_STATE_RUNNING);
+  }
+  v1::AdoptWorkerResponse response;
+  *response.mutable_worker() = report;
+  (*response.mutable_environment())["HYPERFRAMES_JOB_TOKEN"] = request.job_token();
+  return response;
+}
+
+absl::StatusOr<v1::WorkerReport> FakeAgents::DetachWorker(const std::string& address,
+                                                          const v1::DetachWorkerRequest& request) {
+  MutexLock lock(&mutex_);
+  absl::Status scripted = Next("DetachWorker");
+  if (!scripted.ok()) return scripted;
+  const auto found = agents_[address].workers.find(request.worker_id());
+  if (found == agents_[address].workers.end()) return absl::NotFoundError("no such worker");
+  found->second.set_state(v1::WORKER_STATE_EXITED);
+  found->second.set_exit_code(request.exit_code());
   return found->second;
 }
 
@@ -139,6 +173,30 @@ absl::StatusOr<v1::LeaseReport> FakeAgents::ReleaseLease(const std::string& addr
   report.set_state(v1::LEASE_STATE_RELEASED);
   report.set_release_reason(request.reason());
   return report;
+}
+
+void FakeAgents::HoldLeases() {
+  MutexLock lock(&mutex_);
+  leases_held_ = true;
+}
+
+absl::StatusOr<v1::LeaseReport> FakeAgents::RevokeLease(const std::string& address,
+                                                        const v1::RevokeLeaseRequest& request) {
+  MutexLock lock(&mutex_);
+  absl::Status scripted = Next("RevokeLease");
+  if (!scripted.ok()) return scripted;
+  std::map<std::string, v1::LeaseReport>& leases = agents_[address].leases;
+  const auto found = leases.find(request.lease_id());
+  if (found == leases.end()) return absl::NotFoundError("no such lease");
+  v1::LeaseReport& lease = found->second;
+  if (lease.state() == v1::LEASE_STATE_PREPARED) {
+    return absl::FailedPreconditionError("not committed");
+  }
+  agents_[address].revoke_graces[request.lease_id()] = request.grace_s();
+  lease.set_state(leases_held_ ? v1::LEASE_STATE_REVOKING : v1::LEASE_STATE_RELEASED);
+  const v1::LeaseReport answer = lease;
+  if (!leases_held_) leases.erase(found);
+  return answer;
 }
 
 absl::StatusOr<v1::ReadLogResponse> FakeAgents::ReadWorkerLog(

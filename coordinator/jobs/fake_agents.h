@@ -18,8 +18,9 @@ class FakeAgents final : public AgentClient {
     std::map<std::string, v1::WorkerReport> workers;
     std::map<std::string, v1::StartWorkerRequest> starts;
     std::map<std::string, v1::LeaseReport> leases;
-    std::map<std::string, int> ports;      // By job.
-    std::map<std::string, double> graces;  // Of StopWorker, by worker.
+    std::map<std::string, int> ports;             // By job.
+    std::map<std::string, double> graces;         // Of StopWorker, by worker.
+    std::map<std::string, double> revoke_graces;  // By lease.
     int64_t seen_epoch = 0;
   };
 
@@ -29,6 +30,8 @@ class FakeAgents final : public AgentClient {
   Agent At(const std::string& address);
   // Ends a worker as its own exit or a signal would.
   void Exit(const std::string& address, const std::string& worker, int code, int term_signal = 0);
+  // Committed leases have a living holder that does not return them.
+  void HoldLeases();
   // Workers told to stop go on until Exit: they save first.
   void LetWorkersSave();
   void Forget(const std::string& address);
@@ -41,6 +44,10 @@ class FakeAgents final : public AgentClient {
                                                const v1::StartWorkerRequest& request) override;
   absl::StatusOr<v1::WorkerReport> StopWorker(const std::string& address,
                                               const v1::StopWorkerRequest& request) override;
+  absl::StatusOr<v1::AdoptWorkerResponse> AdoptWorker(
+      const std::string& address, const v1::AdoptWorkerRequest& request) override;
+  absl::StatusOr<v1::WorkerReport> DetachWorker(const std::string& address,
+                                                const v1::DetachWorkerRequest& request) override;
   absl::StatusOr<v1::ReservePortResponse> ReservePort(
       const std::string& address, const v1::ReservePortRequest& request) override;
   absl::StatusOr<v1::LeaseReport> PrepareLease(const std::string& address,
@@ -49,6 +56,8 @@ class FakeAgents final : public AgentClient {
                                               const v1::LeaseRequest& request) override;
   absl::StatusOr<v1::LeaseReport> ReleaseLease(const std::string& address,
                                                const v1::LeaseRequest& request) override;
+  absl::StatusOr<v1::LeaseReport> RevokeLease(const std::string& address,
+                                              const v1::RevokeLeaseRequest& request) override;
   absl::StatusOr<v1::ReadLogResponse> ReadWorkerLog(
       const std::string& address, const v1::ReadWorkerLogRequest& request) override;
 
@@ -61,6 +70,7 @@ class FakeAgents final : public AgentClient {
   std::map<std::string, std::deque<absl::Status>> script_ HF_GUARDED_BY(mutex_);
   std::map<std::string, int> calls_ HF_GUARDED_BY(mutex_);
   bool workers_save_ HF_GUARDED_BY(mutex_) = false;
+  bool leases_held_ HF_GUARDED_BY(mutex_) = false;
   int last_port_ HF_GUARDED_BY(mutex_) = 29500;
 };
 

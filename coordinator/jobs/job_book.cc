@@ -16,6 +16,7 @@ namespace hyperframes {
 namespace {
 
 constexpr char kPrefix[] = "jobs/";
+constexpr char kAttachedKey[] = "attached:";
 constexpr size_t kMaxKeyBytes = 128;
 constexpr size_t kMaxMessageBytes = 1024;
 
@@ -29,6 +30,19 @@ bool AllReleased(const v1::JobRecord& record) {
 absl::Status NoJob(const std::string& id) {
   return absl::NotFoundError(absl::StrCat("no job '", id.substr(0, 64),
                                           "' here; `hfctl jobs` lists those that are known"));
+}
+
+absl::Status MayBeStopped(const v1::JobRecord& job, bool may_signal) {
+  if (IsFinalJobState(job.state())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job.id(), " has already ended: ", JobStateName(job.state())));
+  }
+  if (job.attached() && !may_signal) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", job.id(), " was started by torchrun or by hand, which also ends it: end torchrun, ",
+        "or give --signal to send SIGTERM to its ranks"));
+  }
+  return absl::OkStatus();
 }
 
 bool SameMessage(const google::protobuf::Message& a, const google::protobuf::Message& b) {
@@ -60,8 +74,12 @@ absl::Status JobBook::Read() {
     last_sequence_ = std::max(last_sequence_, record->sequence());
     last_version_ = std::max(last_version_, record->version());
     by_sequence_[record->sequence()] = record->id();
-    if (!record->idempotency_key().empty()) by_key_[record->idempotency_key()] = record->id();
     jobs_[record->id()] = std::move(record);
+  }
+  // In order: of several attached jobs with one key the newest has it.
+  for (const auto& sequenced : by_sequence_) {
+    const std::string& key = jobs_.at(sequenced.second)->idempotency_key();
+    if (!key.empty()) by_key_[key] = sequenced.second;
   }
   return absl::OkStatus();
 }
@@ -74,7 +92,6 @@ absl::StatusOr<JobBook::Record> JobBook::Submit(const v1::JobSpec& spec,
                                                    " bytes; at most ", kMaxKeyBytes));
   }
   MutexLock writing(&write_mutex_);
-  auto record = std::make_shared<v1::JobRecord>();
   {
     MutexLock lock(&mutex_);
     const auto earlier = by_key_.find(idempotency_key);
@@ -85,6 +102,47 @@ absl::StatusOr<JobBook::Record> JobBook::Submit(const v1::JobSpec& spec,
                                                    "' belongs to job ", job->id(),
                                                    ", which has another spec; choose a new key"));
     }
+  }
+  v1::JobRecord start;
+  start.set_state(v1::JOB_STATE_QUEUED);
+  start.set_reason("submitted");
+  start.set_message("waits for its first look at the cluster");
+  return Enter(spec, idempotency_key, std::move(start));
+}
+
+absl::StatusOr<JobBook::Record> JobBook::FindAttached(const std::string& key) const {
+  MutexLock lock(&mutex_);
+  const auto found = by_key_.find(kAttachedKey + key);
+  if (found == by_key_.end()) return absl::NotFoundError("no job has attached with that key");
+  HF_ASSIGN_OR_RETURN(Record job, Find(found->second));
+  if (job->attached() && !IsFinalJobState(job->state())) return job;
+  return absl::NotFoundError(absl::StrCat("job ", job->id(), " of that key has ended"));
+}
+
+absl::StatusOr<JobBook::Record> JobBook::SubmitAttached(const v1::JobSpec& spec,
+                                                        const std::string& key) {
+  HF_RETURN_IF_ERROR(ValidateJobSpec(spec));
+  v1::JobRecord start;
+  start.set_state(v1::JOB_STATE_STARTING);
+  start.set_reason("attaching");
+  start.set_message(absl::StrCat("0 of ", spec.ranks(), " ranks have attached"));
+  start.set_attached(true);
+  start.set_attempt(1);
+  start.set_started_unix_s(UnixSeconds(wall_clock_->Now()));
+  for (int rank = 0; rank < spec.ranks(); ++rank) {
+    v1::JobWorkerRecord* worker = start.add_workers();
+    worker->set_rank(rank);
+    worker->set_released(true);  // It holds no GPU before it attaches.
+  }
+  MutexLock writing(&write_mutex_);
+  return Enter(spec, kAttachedKey + key, std::move(start));
+}
+
+absl::StatusOr<JobBook::Record> JobBook::Enter(const v1::JobSpec& spec, const std::string& key,
+                                               v1::JobRecord start) {
+  auto record = std::make_shared<v1::JobRecord>(std::move(start));
+  {
+    MutexLock lock(&mutex_);
     size_t unfinished = 0;
     for (const auto& named : jobs_) unfinished += IsFinalJobState(named.second->state()) ? 0 : 1;
     if (unfinished >= options_.max_unfinished) {
@@ -97,13 +155,13 @@ absl::StatusOr<JobBook::Record> JobBook::Submit(const v1::JobSpec& spec,
   }
   record->set_id(absl::StrCat("job-", RandomHex(6)));
   *record->mutable_spec() = spec;
-  record->set_state(v1::JOB_STATE_QUEUED);
-  record->set_reason("submitted");
-  record->set_message("waits for its first look at the cluster");
-  record->set_idempotency_key(idempotency_key);
+  record->set_idempotency_key(key);
   record->set_token(RandomHex(16));
   record->set_created_unix_s(UnixSeconds(wall_clock_->Now()));
   record->set_state_since_unix_s(record->created_unix_s());
+  for (v1::JobWorkerRecord& worker : *record->mutable_workers()) {
+    worker.set_worker_id(absl::StrCat(record->id(), "-", record->attempt(), "-", worker.rank()));
+  }
   Transaction transaction;
   transaction.compares.push_back({kPrefix + record->id(), 0});
   transaction.puts.push_back({kPrefix + record->id(), record->SerializeAsString()});
@@ -160,15 +218,12 @@ absl::StatusOr<JobBook::Record> JobBook::Watch(const std::string& id, int64_t af
   return Find(id);
 }
 
-absl::StatusOr<JobBook::Record> JobBook::Cancel(const std::string& id) {
-  return Update(id, [](v1::JobRecord* record) {
+absl::StatusOr<JobBook::Record> JobBook::Cancel(const std::string& id, bool may_signal) {
+  return Update(id, [may_signal](v1::JobRecord* record) -> absl::Status {
     if (record->state() == v1::JOB_STATE_CANCELLED || record->state() == v1::JOB_STATE_STOPPING) {
       return absl::OkStatus();
     }
-    if (IsFinalJobState(record->state())) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "job ", record->id(), " has already ended: ", JobStateName(record->state())));
-    }
+    HF_RETURN_IF_ERROR(MayBeStopped(*record, may_signal));
     const bool queued = record->state() == v1::JOB_STATE_QUEUED;
     record->set_state(queued ? v1::JOB_STATE_CANCELLED : v1::JOB_STATE_STOPPING);
     record->set_reason("cancelled_by_user");
@@ -176,6 +231,30 @@ absl::StatusOr<JobBook::Record> JobBook::Cancel(const std::string& id) {
     record->set_final_state(v1::JOB_STATE_CANCELLED);
     record->set_final_reason("cancelled_by_user");
     record->set_final_message("cancelled by its user");
+    record->set_may_signal(may_signal && record->attached());
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<JobBook::Record> JobBook::Preempt(const std::string& id, bool may_signal) {
+  return Update(id, [may_signal](v1::JobRecord* record) -> absl::Status {
+    if (record->state() == v1::JOB_STATE_PREEMPTED || record->state() == v1::JOB_STATE_STOPPING) {
+      return absl::OkStatus();
+    }
+    HF_RETURN_IF_ERROR(MayBeStopped(*record, may_signal));
+    if (record->state() == v1::JOB_STATE_QUEUED) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("job ", record->id(), " is QUEUED and holds no GPU; `hfctl job cancel ",
+                       record->id(), "` takes it out of the queue"));
+    }
+    record->set_state(v1::JOB_STATE_STOPPING);
+    record->set_reason("preempted");
+    record->set_message("preempted; its workers have their grace to save and end");
+    record->set_final_state(v1::JOB_STATE_PREEMPTED);
+    record->set_final_reason("preempted");
+    record->set_final_message(
+        "its GPUs were given to something else; submit it again to go on from its last checkpoint");
+    record->set_may_signal(may_signal && record->attached());
     return absl::OkStatus();
   });
 }
@@ -256,13 +335,21 @@ void JobBook::Publish(Record record, const std::vector<Record>& forgotten) {
     MutexLock lock(&mutex_);
     for (const Record& old : forgotten) {
       by_sequence_.erase(old->sequence());
-      by_key_.erase(old->idempotency_key());
+      const auto key = by_key_.find(old->idempotency_key());
+      if (key != by_key_.end() && key->second == old->id()) by_key_.erase(key);
       jobs_.erase(old->id());
     }
     last_sequence_ = std::max(last_sequence_, record->sequence());
     last_version_ = std::max(last_version_, record->version());
     by_sequence_[record->sequence()] = record->id();
-    if (!record->idempotency_key().empty()) by_key_[record->idempotency_key()] = record->id();
+    if (!record->idempotency_key().empty()) {
+      // An ended job of a key that was used again does not take it back by a late report.
+      std::string& owner = by_key_[record->idempotency_key()];
+      const auto owning = jobs_.find(owner);
+      if (owning == jobs_.end() || owning->second->sequence() <= record->sequence()) {
+        owner = record->id();
+      }
+    }
     jobs_[record->id()] = std::move(record);
     changed_.NotifyAll();
   }
@@ -294,6 +381,16 @@ v1::Job ToJob(const v1::JobRecord& record, absl::Time wall_now) {
   }
   job.set_version(record.version());
   job.set_restarts(record.restarts());
+  job.set_attempt(record.attempt());
+  job.set_attached(record.attached());
+  for (const v1::JobAttemptRecord& earlier : record.attempts()) {
+    v1::JobAttempt* out = job.add_attempts();
+    out->set_attempt(earlier.attempt());
+    out->set_reason(earlier.reason());
+    out->set_message(earlier.message());
+    out->set_ended_age_s(std::max(0.0, UnixSeconds(wall_now) - earlier.ended_unix_s()));
+    out->set_steps(earlier.steps());
+  }
   job.set_plan_id(record.plan_id());
   job.set_plan_epoch(record.plan_epoch());
   return job;

@@ -41,6 +41,11 @@ class JobBook {
   // queue is full. Thread-safe, like all here.
   absl::StatusOr<Record> Submit(const v1::JobSpec& spec, const std::string& idempotency_key);
 
+  // The unfinished attached job of this key. NotFound: there is none.
+  absl::StatusOr<Record> FindAttached(const std::string& key) const;
+  // A new attached job, STARTING, whose ranks are to attach. Statuses as Submit.
+  absl::StatusOr<Record> SubmitAttached(const v1::JobSpec& spec, const std::string& key);
+
   // NotFound: unknown, or forgotten.
   absl::StatusOr<Record> Get(const std::string& id) const;
   // Newest first, at most `limit`.
@@ -55,8 +60,12 @@ class JobBook {
   absl::StatusOr<Record> Watch(const std::string& id, int64_t after_version,
                                absl::Duration wait) const;
 
-  // Starts the end of a job. Idempotent. NotFound; FailedPrecondition: it has ended otherwise.
-  absl::StatusOr<Record> Cancel(const std::string& id);
+  // Starts the end of a job. Idempotent. NotFound; FailedPrecondition: it has ended otherwise, or
+  // it is attached and its ranks may not be sent a signal.
+  absl::StatusOr<Record> Cancel(const std::string& id, bool may_signal = false);
+  // The same for a job that holds GPUs: its workers have their grace, then it is PREEMPTED.
+  // FailedPrecondition also: it is QUEUED and holds none.
+  absl::StatusOr<Record> Preempt(const std::string& id, bool may_signal = false);
 
   // Applies `edit` to a copy, commits it if anything changed, and publishes it. `edit` must not
   // call the book; an error it returns is returned, and nothing changes. Internal: an illegal move.
@@ -80,6 +89,9 @@ class JobBook {
       : options_(std::move(options)), store_(store), wall_clock_(wall_clock) {}
 
   absl::Status Read();
+  // Gives it its id, token and times, writes it, and publishes it.
+  absl::StatusOr<Record> Enter(const v1::JobSpec& spec, const std::string& key, v1::JobRecord start)
+      HF_REQUIRES(write_mutex_) HF_EXCLUDES(mutex_);
   // Records to forget when one more job finishes.
   std::vector<Record> Forgettable() const HF_EXCLUDES(mutex_);
   void Publish(Record record, const std::vector<Record>& forgotten) HF_EXCLUDES(mutex_);

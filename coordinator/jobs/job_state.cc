@@ -24,7 +24,8 @@ bool LegalJobMove(v1::JobState from, v1::JobState to) {
       return to == v1::JOB_STATE_ADMITTED || to == v1::JOB_STATE_STOPPING;
     case v1::JOB_STATE_STOPPING:
       return to == v1::JOB_STATE_FAILED || to == v1::JOB_STATE_CANCELLED ||
-             to == v1::JOB_STATE_TIMEOUT || to == v1::JOB_STATE_NO_PROGRESS;
+             to == v1::JOB_STATE_TIMEOUT || to == v1::JOB_STATE_PREEMPTED ||
+             to == v1::JOB_STATE_NO_PROGRESS;
     default:
       return false;
   }

@@ -37,20 +37,23 @@ TEST(JobState, AllowsExactlyTheListedMoves) {
       {v1::JOB_STATE_STARTING, v1::JOB_STATE_RESTARTING},
       {v1::JOB_STATE_STARTING, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_RUNNING, v1::JOB_STATE_CHECKPOINTING},
+      {v1::JOB_STATE_RUNNING, v1::JOB_STATE_SUCCEEDED},
+      {v1::JOB_STATE_RUNNING, v1::JOB_STATE_RESTARTING},
+      {v1::JOB_STATE_RUNNING, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_CHECKPOINTING, v1::JOB_STATE_RUNNING},
       {v1::JOB_STATE_CHECKPOINTING, v1::JOB_STATE_SUCCEEDED},
       {v1::JOB_STATE_CHECKPOINTING, v1::JOB_STATE_RESTARTING},
       {v1::JOB_STATE_CHECKPOINTING, v1::JOB_STATE_STOPPING},
-      {v1::JOB_STATE_RUNNING, v1::JOB_STATE_SUCCEEDED},
-      {v1::JOB_STATE_RUNNING, v1::JOB_STATE_RESTARTING},
-      {v1::JOB_STATE_RUNNING, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_RESTARTING, v1::JOB_STATE_ADMITTED},
       {v1::JOB_STATE_RESTARTING, v1::JOB_STATE_STOPPING},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_FAILED},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_CANCELLED},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_TIMEOUT},
+      {v1::JOB_STATE_STOPPING, v1::JOB_STATE_PREEMPTED},
       {v1::JOB_STATE_STOPPING, v1::JOB_STATE_NO_PROGRESS},
   };
+  ASSERT_EQ(v1::JobState_ARRAYSIZE, 14)
+      << "13 states and UNSPECIFIED: a new one has its moves here";
   for (int from = 0; from < v1::JobState_ARRAYSIZE; ++from) {
     for (int to = 0; to < v1::JobState_ARRAYSIZE; ++to) {
       EXPECT_EQ(LegalJobMove(static_cast<v1::JobState>(from), static_cast<v1::JobState>(to)),
@@ -299,6 +302,9 @@ TEST_F(Book, RefusesEveryIllegalMoveOneByOneAndChangesNothing) {
       }
       ++refused;
       EXPECT_TRUE(absl::IsInternal(moved)) << moved;
+      for (const std::string& word : {std::string("job-1"), JobStateName(from), JobStateName(to)}) {
+        EXPECT_TRUE(absl::StrContains(moved.message(), word)) << moved;
+      }
       EXPECT_EQ((*book_->Get("job-1"))->state(), from);
     }
   }
@@ -317,6 +323,22 @@ TEST_F(Book, CancelsARunningJobByStoppingIt) {
       Move(id, {v1::JOB_STATE_ADMITTED, v1::JOB_STATE_STARTING, v1::JOB_STATE_RUNNING}).ok());
   EXPECT_EQ((*book_->Cancel(id))->state(), v1::JOB_STATE_STOPPING);
   EXPECT_EQ((*book_->Get(id))->final_state(), v1::JOB_STATE_CANCELLED);
+}
+
+TEST_F(Book, PreemptsWhatHoldsGpusAndNothingElse) {
+  const std::string id = (*book_->Submit(Spec(), ""))->id();
+  const absl::Status queued = book_->Preempt(id).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(queued)) << queued;
+  EXPECT_TRUE(absl::StrContains(queued.message(), "hfctl job cancel")) << queued;
+  ASSERT_TRUE(Move(id, {v1::JOB_STATE_ADMITTED, v1::JOB_STATE_STARTING, v1::JOB_STATE_RUNNING,
+                        v1::JOB_STATE_CHECKPOINTING})
+                  .ok());
+  EXPECT_EQ((*book_->Preempt(id))->state(), v1::JOB_STATE_STOPPING);
+  EXPECT_EQ((*book_->Get(id))->final_state(), v1::JOB_STATE_PREEMPTED);
+  EXPECT_TRUE(book_->Preempt(id).ok()) << "twice is once";
+  ASSERT_TRUE(Move(id, {v1::JOB_STATE_PREEMPTED}).ok());
+  EXPECT_TRUE(book_->Preempt(id).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(book_->Cancel(id).status()));
 }
 
 TEST_F(Book, DoesNotCancelWhatHasEndedOtherwise) {

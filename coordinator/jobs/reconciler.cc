@@ -85,6 +85,7 @@ void Reconciler::RunOnce() {
   for (auto it = stop_sent_.begin(); it != stop_sent_.end();) {
     it = clock_->Now() - it->second > absl::Minutes(10) ? stop_sent_.erase(it) : std::next(it);
   }
+  for (const JobBook::Record& job : book_->Active()) GiveUpLostWorkers(job);
   for (const JobBook::Record& job : book_->Active()) Advance(job);
   AdmitQueued(book_->Active());
   if (also_) also_();
@@ -92,16 +93,26 @@ void Reconciler::RunOnce() {
 
 void Reconciler::AdmitQueued(const std::vector<JobBook::Record>& active) {
   ClusterView view = ViewCluster(registry_->List(), active);
-  for (const JobBook::Record& job : active) {
-    if (job->state() != v1::JOB_STATE_QUEUED) continue;
-    const Verdict verdict = Admit(*job, &view);
-    if (!verdict.admitted) {
-      book_->Explain(job->id(), verdict.reason, verdict.message);
-      continue;
-    }
+  std::vector<JobBook::Record> queued;
+  std::copy_if(active.begin(), active.end(), std::back_inserter(queued),
+               [](const auto& job) { return job->state() == v1::JOB_STATE_QUEUED; });
+  const std::vector<Verdict> verdicts =
+      AdmitQueue(queued, options_.gang_patience, book_->wall_now(), &view);
+  for (size_t i = 0; i < queued.size(); ++i) {
+    const JobBook::Record& job = queued[i];
+    const Verdict& verdict = verdicts[i];
+    if (!verdict.admitted) book_->Explain(job->id(), verdict.reason, verdict.message);
+    const bool passed = verdict.passed && job->passed_since_unix_s() == 0;
+    if (!verdict.admitted && !passed) continue;
     const auto updated = book_->Update(job->id(), [&](v1::JobRecord* record) {
       // Cancelled since the look.
       if (record->state() != v1::JOB_STATE_QUEUED) return absl::OkStatus();
+      if (passed) {
+        // In the store: a coordinator that restarts often must not let it starve.
+        record->set_passed_since_unix_s(UnixSeconds(book_->wall_now()));
+        return absl::OkStatus();
+      }
+      record->clear_passed_since_unix_s();
       record->set_state(v1::JOB_STATE_ADMITTED);
       record->set_reason("admitted");
       record->set_message(absl::StrCat("has ", verdict.seats.size(), " GPUs"));
@@ -222,9 +233,11 @@ void Reconciler::StartWorkers(const JobBook::Record& job) {
       continue;
     }
     if (waiting.empty()) {
-      waiting = absl::StrCat("rank ", worker.rank(), " on node ", worker.node());
+      waiting = absl::StrCat("rank ", worker.rank());
+      if (!worker.node().empty()) absl::StrAppend(&waiting, " on node ", worker.node());
     }
-    if (worker.report().state() != v1::WORKER_STATE_UNSPECIFIED) continue;
+    // Others start the ranks of an attached job: here it is only waited for.
+    if (job->attached() || worker.report().state() != v1::WORKER_STATE_UNSPECIFIED) continue;
     const absl::StatusOr<std::string> address = Address(worker.node());
     if (!address.ok()) continue;
     const absl::StatusOr<v1::WorkerReport> report =
@@ -282,7 +295,8 @@ void Reconciler::Judge(const JobBook::Record& job) {
   for (const v1::JobWorkerRecord& worker : job->workers()) {
     if (worker.released() || !Unreachable(worker.node())) continue;
     message = absl::StrCat("node ", worker.node(), " is OFFLINE; rank ", worker.rank(),
-                           " is taken to run on until its agent reports again");
+                           " is taken to run on until its agent reports again, or for ",
+                           absl::FormatDuration(options_.lost_node_after));
     break;
   }
   if (job->state() == v1::JOB_STATE_RUNNING) book_->Explain(job->id(), "running", message);
@@ -326,6 +340,8 @@ absl::Status Reconciler::StopOne(const v1::JobRecord& job, const v1::JobWorkerRe
   // Its GPU stays reserved until the agent is back and says that the worker ended.
   if (Unreachable(worker.node())) return absl::OkStatus();
   absl::Status waits = absl::UnavailableError(absl::StrCat("waits for ", name, " to end"));
+  // torchrun ends what torchrun started, unless the user asked for a signal.
+  if (job.attached() && !job.may_signal()) return waits;
   const auto sent = stop_sent_.find(worker.worker_id());
   if (sent != stop_sent_.end() && clock_->Now() - sent->second < options_.stop_again_after) {
     return waits;
@@ -419,7 +435,7 @@ bool Reconciler::Unreachable(const std::string& node) const {
   const absl::StatusOr<Node> found = registry_->Find(node);
   if (found.ok()) return found->info.state() == v1::NODE_STATE_OFFLINE;
   // Not registered since this coordinator started: give agents time to come back.
-  return clock_->Now() - born_ > absl::Seconds(30);
+  return clock_->Now() - born_ > kTimeToComeBack;
 }
 
 bool Reconciler::Later(const std::string& node, const absl::Status& status) {

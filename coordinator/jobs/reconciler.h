@@ -32,6 +32,8 @@ class Reconciler {
     absl::Duration stop_again_after = absl::Seconds(5);
     absl::Duration restart_pause = absl::Seconds(1);  // Doubled with every restart of the job.
     absl::Duration longest_restart_pause = absl::Minutes(1);
+    absl::Duration gang_patience = absl::Minutes(10);   // See AdmitQueue.
+    absl::Duration lost_node_after = absl::Minutes(5);  // OFFLINE for longer: its workers are lost.
   };
 
   // Everything must outlive the reconciler.
@@ -54,12 +56,17 @@ class Reconciler {
   // Makes the next pass happen soon. Cheap; any thread, any lock but the reconciler's own.
   void Wake();
 
+  // The node has been OFFLINE for lost_node_after. Any thread.
+  bool IsLost(const std::string& node) const;
+
   // One pass. By the thread, or by a test that did not Start.
   void RunOnce();
 
  private:
   void Loop();
   void AdmitQueued(const std::vector<JobBook::Record>& active);
+  // Workers on lost nodes count as ended. A node that comes back is told to stop them.
+  void GiveUpLostWorkers(const JobBook::Record& job);
   void Advance(const JobBook::Record& job);
   void Begin(const JobBook::Record& job);
   void StartWorkers(const JobBook::Record& job);
@@ -107,6 +114,9 @@ class Reconciler {
   bool stop_ HF_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
+
+// For agents to register with a coordinator that has just started.
+constexpr absl::Duration kTimeToComeBack = absl::Seconds(30);
 
 // A new attempt of the job, one worker a seat.
 void SeatWorkers(const std::vector<Seat>& seats, v1::JobRecord* record);

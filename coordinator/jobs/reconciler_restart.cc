@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/jobs/attempts.h"
 #include "coordinator/jobs/failures.h"
 #include "coordinator/jobs/job_state.h"
 #include "coordinator/jobs/reconciler.h"
@@ -93,6 +94,8 @@ void Reconciler::Restart(const JobBook::Record& before) {
     record->set_reason("restarted");
     record->set_message(absl::StrCat("restart ", record->restarts(), " of at most ",
                                      record->spec().max_restarts(), ", after ", cause));
+    KeepAttempt(FirstFailed(*record) == nullptr ? "" : FailureReason(*FirstFailed(*record)), cause,
+                book_->wall_now(), record);
     record->set_stepless_attempts(stepless ? record->stepless_attempts() + 1 : 0);
     record->clear_restart_at_unix_s();
     SeatWorkers(verdict.seats, record);
@@ -101,12 +104,36 @@ void Reconciler::Restart(const JobBook::Record& before) {
   if (!updated.ok()) LOG(WARNING) << job.id() << ": " << updated.status();
 }
 
+bool Reconciler::IsLost(const std::string& node) const {
+  const absl::StatusOr<Node> found = registry_->Find(node);
+  if (!found.ok()) {
+    // Not registered since this coordinator started.
+    return clock_->Now() - born_ >= kTimeToComeBack + options_.lost_node_after;
+  }
+  return found->info.state() == v1::NODE_STATE_OFFLINE &&
+         clock_->Now() - found->offline_since >= options_.lost_node_after;
+}
+
+void Reconciler::GiveUpLostWorkers(const JobBook::Record& job) {
+  for (const v1::JobWorkerRecord& worker : job->workers()) {
+    if (worker.released() || !IsLost(worker.node())) continue;
+    LOG(WARNING) << worker.worker_id() << " is taken as lost with node " << worker.node();
+    v1::WorkerReport gone = worker.report();
+    gone.set_worker_id(worker.worker_id());
+    gone.set_state(v1::WORKER_STATE_EXITED);
+    gone.set_exit_code(-1);
+    gone.set_message(kLostWorker);
+    Record(job->id(), worker.worker_id(), gone);
+  }
+}
+
 // What of the last attempt is still there, or "": two attempts never share a GPU's memory.
 std::string Reconciler::NotYetGone(const v1::JobRecord& job) const {
   for (const v1::JobWorkerRecord& worker : job.workers()) {
     if (!worker.released()) {
       return absl::StrCat("node ", worker.node(), " is OFFLINE and rank ", worker.rank(),
-                          " may still run there: waits for its agent to report");
+                          " may still run there: waits for its agent to report, at most ",
+                          absl::FormatDuration(options_.lost_node_after));
     }
   }
   const int leases = leases_held_ ? leases_held_(job.id()) : 0;

@@ -137,7 +137,9 @@ TEST_F(JobLife, ASmallJobPassesAnImpossibleHeadAndAGangIsNeverHalfStarted) {
   EXPECT_EQ(Job(running)->state(), v1::JOB_STATE_RUNNING);
   EXPECT_EQ(Job(half)->state(), v1::JOB_STATE_QUEUED);
   EXPECT_EQ(Job(half)->workers_size(), 0);
-  EXPECT_TRUE(absl::StrContains(Job(half)->message(), "missing")) << Job(half)->message();
+  EXPECT_TRUE(absl::StrContains(Job(half)->message(), "waits for 2 of 2 GPUs"))
+      << Job(half)->message();
+  EXPECT_TRUE(absl::StrContains(Job(half)->message(), "; 1 job ahead")) << Job(half)->message();
   EXPECT_EQ(Job(small)->state(), v1::JOB_STATE_RUNNING);
 }
 

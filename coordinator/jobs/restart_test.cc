@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "coordinator/jobs/attempts.h"
 #include "coordinator/jobs/job_life.h"
 
 namespace hyperframes {
@@ -38,6 +39,32 @@ TEST_F(JobLife, AWorkerThatSavesWithinItsGraceAtTheTimeLimitEndsAsTimeout) {
   EXPECT_EQ(Job(id)->reason(), "time_limit");
   EXPECT_TRUE(absl::StrContains(Job(id)->message(), "30m")) << Job(id)->message();
   EXPECT_TRUE(book_->Active().empty());
+}
+
+TEST_F(JobLife, APreemptedJobSavesWithinItsGraceFreesItsGpusAndIsNotRestarted) {
+  agents_.LetWorkersSave();
+  v1::JobSpec spec = Spec(4);
+  spec.set_grace_s(60);
+  spec.set_max_restarts(5);
+  const std::string id = (*book_->Submit(spec, ""))->id();
+  Pass();
+  const std::string urgent = Submit(4);
+  ASSERT_TRUE(book_->Preempt(id).ok());
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_STOPPING);
+  EXPECT_EQ(agents_.At("a").graces[Job(id)->workers(0).worker_id()], 60);
+  EXPECT_EQ(Job(urgent)->state(), v1::JOB_STATE_QUEUED) << "it saves";
+  const JobBook::Record stopping = Job(id);
+  for (const v1::JobWorkerRecord& worker : stopping->workers()) {
+    End(worker.node(), worker.worker_id(), worker.rank() == 0 ? 3 : 0);
+  }
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_PREEMPTED);
+  EXPECT_EQ(Job(id)->reason(), "preempted");
+  EXPECT_EQ(Job(urgent)->state(), v1::JOB_STATE_RUNNING);
+  clock_.Advance(absl::Hours(1));
+  Pass();
+  EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_PREEMPTED);
 }
 
 TEST_F(JobLife, ATimeLimitOutlivesTheCoordinator) {
@@ -98,7 +125,15 @@ TEST_F(JobLife, ARestartStopsAllRanksAndStartsThemOnceMoreOnTheirGpus) {
   End("b", id + "-2-1", 0);
   Pass();
   EXPECT_EQ(Job(id)->state(), v1::JOB_STATE_SUCCEEDED);
-  EXPECT_EQ(ToJob(*Job(id), clock_.Now()).restarts(), 1);
+  const v1::Job shown = ToJob(*Job(id), clock_.Now());
+  EXPECT_EQ(shown.restarts(), 1);
+  EXPECT_EQ(shown.attempt(), 2);
+  ASSERT_EQ(shown.attempts_size(), 1);
+  EXPECT_EQ(shown.attempts(0).attempt(), 1);
+  EXPECT_EQ(shown.attempts(0).reason(), "exit_code");
+  EXPECT_EQ(shown.attempts(0).steps(), 5);
+  EXPECT_TRUE(
+      absl::StrContains(shown.attempts(0).message(), "rank 1 on node b exited with code 3"));
 }
 
 TEST_F(JobLife, ARestartWaitsForLeasesAndForTheGpusBytes) {
@@ -138,6 +173,8 @@ TEST_F(JobLife, PausesGrowAndAreBounded) {
     }
   }
   EXPECT_EQ(pauses, (std::vector<int64_t>{1, 2, 4, 8, 16, 32, 60, 60, 60}));
+  ASSERT_EQ(Job(id)->attempts_size(), kMostAttemptsKept) << "bounded";
+  EXPECT_EQ(Job(id)->attempts(0).attempt(), 2) << "the oldest went";
 }
 
 TEST_F(JobLife, FailsWhenItsBudgetIsUsedUp) {

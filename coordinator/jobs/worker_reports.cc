@@ -5,12 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "coordinator/jobs/failures.h"
 #include "coordinator/jobs/job_state.h"
 
 namespace hyperframes {
 namespace {
-
-constexpr char kLost[] = "worker_lost";
 
 // Index of the worker in the record's list, or -1: of an earlier attempt, or nobody's.
 int FindWorker(const v1::JobRecord& record, const std::string& worker_id) {
@@ -58,8 +57,10 @@ absl::StatusOr<std::vector<std::string>> WorkerReports::ApplyList(
     const absl::StatusOr<JobBook::Record> job = book_->Get(named.first);
     if (!job.ok() && !absl::IsNotFound(job.status())) return job.status();
     for (const v1::WorkerReport* worker : named.second) {
-      const bool wanted = job.ok() && !IsFinalJobState((*job)->state()) &&
-                          FindWorker(**job, worker->worker_id()) >= 0;
+      const int at = job.ok() ? FindWorker(**job, worker->worker_id()) : -1;
+      // One that was given up with its node is not wanted back: its job goes on without it.
+      const bool wanted = at >= 0 && !IsFinalJobState((*job)->state()) &&
+                          (*job)->workers(at).report().state() != v1::WORKER_STATE_EXITED;
       if (!wanted && worker->state() != v1::WORKER_STATE_EXITED) {
         unwanted.push_back(worker->worker_id());
       }
@@ -85,11 +86,14 @@ absl::StatusOr<std::vector<std::string>> WorkerReports::ApplyList(
 std::vector<std::string> WorkerReports::UnfinishedJobs(const std::string& node) const {
   std::vector<std::string> ids;
   for (const JobBook::Record& job : book_->Active()) {
-    if (!IsFinalJobState(job->state()) &&
-        std::any_of(job->workers().begin(), job->workers().end(),
-                    [&](const v1::JobWorkerRecord& worker) { return worker.node() == node; })) {
-      ids.push_back(job->id());
+    if (IsFinalJobState(job->state())) continue;
+    bool here = std::any_of(job->workers().begin(), job->workers().end(),
+                            [&](const auto& worker) { return worker.node() == node; });
+    for (const v1::JobAttemptRecord& earlier : job->attempts()) {
+      here = here || std::any_of(earlier.runs().begin(), earlier.runs().end(),
+                                 [&](const auto& run) { return run.node() == node; });
     }
+    if (here) ids.push_back(job->id());
   }
   return ids;
 }
@@ -122,7 +126,7 @@ absl::Status WorkerReports::MarkMissing(const std::string& node,
                                         v1::WorkerReport gone = worker.report();
                                         gone.set_state(v1::WORKER_STATE_EXITED);
                                         gone.set_exit_code(-1);
-                                        gone.set_message(kLost);
+                                        gone.set_message(kLostWorker);
                                         MergeReport(gone, book_->wall_now(), &worker);
                                       }
                                       return absl::OkStatus();

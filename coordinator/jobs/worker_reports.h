@@ -27,7 +27,7 @@ class WorkerReports {
     return ApplyList(node, {workers.begin(), workers.end()});
   }
 
-  // Unfinished jobs with a worker on `node`. Thread-safe.
+  // Unfinished jobs with a worker, or a worker's log of an earlier attempt, on `node`. Thread-safe.
   std::vector<std::string> UnfinishedJobs(const std::string& node) const;
 
  private:

@@ -241,6 +241,7 @@ void NodeRegistry::Move(Entry* entry, v1::NodeState to) {
   LOG(INFO) << "node " << info.node() << ": " << NodeStateName(info.state()) << " -> "
             << NodeStateName(to);
   info.set_state(to);
+  if (to == v1::NODE_STATE_OFFLINE) entry->node.offline_since = clock_->Now();
 }
 
 Node NodeRegistry::Snapshot(const Entry& entry) const {

@@ -23,6 +23,7 @@ namespace hyperframes {
 struct Node {
   v1::NodeInfo info;
   std::string worker_socket;
+  absl::Time offline_since;  // With OFFLINE.
 };
 
 class NodeRegistry {

@@ -99,6 +99,12 @@ absl::StatusOr<JobBook::Record> PlanDesk::Admit(const v1::CreatePlanRequest& req
                                                    job->id(), " are 0 to ",
                                                    job->workers_size() - 1));
   }
+  const std::string& current = job->workers(rank).worker_id();
+  if (!request.worker_id().empty() && request.worker_id() != current) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("worker '", request.worker_id().substr(0, 80), "' was given up: rank ", rank,
+                     " of job ", job->id(), " is now ", current, "; end this process"));
+  }
   const std::string& gpu = request.rank().gpu();
   if (!gpu.empty() && gpu != job->workers(rank).gpu()) {
     return absl::InvalidArgumentError(absl::StrCat("rank.gpu '", gpu.substr(0, 80), "': rank ",

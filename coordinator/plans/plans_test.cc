@@ -336,6 +336,47 @@ TEST_F(Plans, WhatCannotBeGivenBackAtOnceIsReclaimedLater) {
   EXPECT_TRUE(leases_->All().empty());
 }
 
+TEST_F(Plans, ALeaseOfAnEndedJobThatIsStillMappedIsRevokedFirst) {
+  Both();
+  ASSERT_EQ(Held(), 4u);
+  agents_.HoldLeases();
+  EndJob(job_);
+  reclaimer_->RunOnce();
+  reclaimer_->RunOnce();
+  EXPECT_EQ(agents_.calls("RevokeLease"), 4) << "each is asked for once";
+  EXPECT_EQ(agents_.calls("ReleaseLease"), 0);
+  EXPECT_EQ(agents_.At("a").revoke_graces.begin()->second, absl::ToDoubleSeconds(kHolderGrace));
+  // One holder returns its lease, which its agent reports.
+  std::vector<v1::LeaseReport> reports = agents_.Leases("a");
+  ASSERT_EQ(reports.size(), 2u);
+  reports[0].set_state(v1::LEASE_STATE_RELEASED);
+  reports[0].set_release_reason("revoked");
+  ASSERT_TRUE(leases_->ApplyReports("a", reports).ok());
+  EXPECT_EQ(leases_->All().size(), 3u);
+  clock_.Advance(kHolderGrace + kRevocationMargin);
+  for (const char* node : {"a", "b"}) ASSERT_TRUE(*ledger_->Beat(node, 1, 1));
+  reclaimer_->RunOnce();
+  EXPECT_EQ(agents_.calls("ReleaseLease"), 3) << "their holders had their time";
+  EXPECT_TRUE(leases_->All().empty());
+}
+
+TEST_F(Plans, ALeaseOfAnEndedJobThatNobodyMapsIsGivenBackAtOnce) {
+  Both();
+  EndJob(job_);
+  reclaimer_->RunOnce();
+  EXPECT_EQ(Held(), 0u);
+  EXPECT_TRUE(leases_->All().empty());
+  EXPECT_EQ(agents_.calls("ReleaseLease"), 0);
+}
+
+TEST_F(Plans, AWorkerOfAnEarlierAttemptGetsNoPlan) {
+  v1::CreatePlanRequest request = Profile(0);
+  request.set_worker_id(job_ + "-0-0");
+  const absl::Status refused = desk_->CreatePlan(request).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "was given up")) << refused;
+}
+
 TEST_F(Plans, LeasesOfAKilledLeadershipThatWereNeverCommittedAreReclaimed) {
   v1::LeaseRecord lease;
   lease.set_lease_id("lease-1");

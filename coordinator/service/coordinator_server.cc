@@ -50,6 +50,10 @@ absl::Status CheckOptions(const CoordinatorOptions& options) {
   if (options.checkpoint_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("--checkpoint-timeout must be longer than 0");
   }
+  if (options.gang_patience < absl::ZeroDuration() ||
+      options.lost_node_after < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("--gang-patience and --lost-node-after are 0 or longer");
+  }
   return absl::OkStatus();
 }
 
@@ -100,8 +104,11 @@ absl::Status CoordinatorServer::OpenState() {
   HF_RETURN_IF_ERROR(OpenCheckpoints());
   reclaimer_ = std::make_unique<LeaseReclaimer>(store_->epoch(), leases_.get(), jobs_.get(),
                                                 registry_.get(), &agents_, clock_);
+  attach_ = std::make_unique<AttachDesk>(store_->epoch(), jobs_.get(), registry_.get(), &agents_);
   Reconciler::Options reconciler;
   reconciler.epoch = store_->epoch();
+  reconciler.gang_patience = options_.gang_patience;
+  reconciler.lost_node_after = options_.lost_node_after;
   reconciler_ =
       std::make_unique<Reconciler>(reconciler, jobs_.get(), registry_.get(), &agents_, clock_);
   reconciler_->set_leases_held([this](const std::string& job) { return LeasesHeld(job); });
@@ -130,7 +137,8 @@ int CoordinatorServer::LeasesHeld(const std::string& job) const {
   const std::vector<v1::LeaseRecord> leases = leases_->OfJob(job);
   return static_cast<int>(std::count_if(leases.begin(), leases.end(), [this](const auto& lease) {
     const absl::StatusOr<Node> node = registry_->Find(lease.node());
-    return !node.ok() || node->info.state() != v1::NODE_STATE_OFFLINE;
+    if (!node.ok()) return !reconciler_->IsLost(lease.node());
+    return node->info.state() != v1::NODE_STATE_OFFLINE;
   }));
 }
 
@@ -151,6 +159,7 @@ absl::Status CoordinatorServer::ServeGrpc() {
   user.registry = registry_.get();
   user.jobs = jobs_.get();
   user.plans = plans_.get();
+  user.attach = attach_.get();
   user.agents = &agents_;
   user.metrics = &metrics_;
   user.waiting = &waiting_;

@@ -18,6 +18,7 @@
 #include "common/mutex.h"
 #include "coordinator/checkpoints/checkpoint_book.h"
 #include "coordinator/checkpoints/checkpoint_desk.h"
+#include "coordinator/jobs/attach_desk.h"
 #include "coordinator/jobs/reconciler.h"
 #include "coordinator/jobs/worker_reports.h"
 #include "coordinator/plans/lease_reclaimer.h"
@@ -42,6 +43,8 @@ struct CoordinatorOptions {
   absl::Duration offline_after = absl::Seconds(10);
   absl::Duration plan_wait = absl::Seconds(60);
   absl::Duration checkpoint_timeout = absl::Minutes(10);
+  absl::Duration gang_patience = Reconciler::Options().gang_patience;
+  absl::Duration lost_node_after = Reconciler::Options().lost_node_after;
   int max_waiting_calls = 1200;  // One job of the largest size, and some that watch.
   int max_rpc_threads = 1264;
   PlanFunction planner;
@@ -102,6 +105,7 @@ class CoordinatorServer {
   std::unique_ptr<PlanDesk> plans_;
   std::unique_ptr<CheckpointBook> checkpoint_book_;
   std::unique_ptr<CheckpointDesk> checkpoints_;
+  std::unique_ptr<AttachDesk> attach_;
   std::unique_ptr<Reconciler> reconciler_;
   std::unique_ptr<LeaseReclaimer> reclaimer_;
 

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -60,6 +61,10 @@ class AgentService final : public v1::Agent::Service {
   grpc::Status CommitLease(grpc::ServerContext*, const v1::LeaseRequest* request,
                            v1::LeaseResponse* response) override {
     return Give(agents_->CommitLease(name_, *request), response->mutable_lease());
+  }
+  grpc::Status RevokeLease(grpc::ServerContext*, const v1::RevokeLeaseRequest* request,
+                           v1::LeaseResponse* response) override {
+    return Give(agents_->RevokeLease(name_, *request), response->mutable_lease());
   }
   grpc::Status ReleaseLease(grpc::ServerContext*, const v1::LeaseRequest* request,
                             v1::LeaseResponse* response) override {
@@ -283,15 +288,14 @@ TEST_F(Coordinator, HeartbeatsCountWhileEveryRpcThreadIsBlockedOnTheRegistry) {
     request.mutable_version()->set_major(kProtocolMajor);
     return cluster_->ListNodes(Within(limit).get(), request, nodes);
   };
-  std::atomic<bool> release{false};
-  std::atomic<bool> held{false};
+  std::promise<void> held, release;
   std::thread holder([&] {
     server_->registry()->Visit([&](const Node&) {
-      held = true;
-      while (!release) absl::SleepFor(absl::Milliseconds(1));
+      held.set_value();
+      release.get_future().wait();
     });
   });
-  while (!held) std::this_thread::yield();
+  held.get_future().wait();
   std::vector<std::thread> callers;
   for (int i = 0; i < 24; ++i) {
     callers.emplace_back([&] {
@@ -315,10 +319,11 @@ TEST_F(Coordinator, HeartbeatsCountWhileEveryRpcThreadIsBlockedOnTheRegistry) {
         beating->Heartbeat(Within(absl::Seconds(2)).get(), request, &response);
     ASSERT_TRUE(status.ok()) << status.error_message();
     EXPECT_TRUE(response.known());
-    absl::SleepFor(absl::Milliseconds(50));
+    // Answered by its deadline alone.
+    EXPECT_FALSE(list(absl::Milliseconds(50), &blocked).ok()) << "the registry was let go";
   }
   EXPECT_GT(beats, 10);
-  release = true;
+  release.set_value();
   holder.join();
   for (auto& caller : callers) caller.join();
   v1::ListNodesResponse nodes;

@@ -61,6 +61,18 @@ absl::StatusOr<v1::WorkerReport> GrpcAgentClient::StopWorker(const std::string& 
   return response.worker();
 }
 
+absl::StatusOr<v1::AdoptWorkerResponse> GrpcAgentClient::AdoptWorker(
+    const std::string& address, const v1::AdoptWorkerRequest& request) {
+  return Call(address, request, &v1::Agent::Stub::AdoptWorker);
+}
+
+absl::StatusOr<v1::WorkerReport> GrpcAgentClient::DetachWorker(
+    const std::string& address, const v1::DetachWorkerRequest& request) {
+  HF_ASSIGN_OR_RETURN(const v1::DetachWorkerResponse response,
+                      Call(address, request, &v1::Agent::Stub::DetachWorker));
+  return response.worker();
+}
+
 absl::StatusOr<v1::ReservePortResponse> GrpcAgentClient::ReservePort(
     const std::string& address, const v1::ReservePortRequest& request) {
   return Call(address, request, &v1::Agent::Stub::ReservePort);
@@ -84,6 +96,13 @@ absl::StatusOr<v1::LeaseReport> GrpcAgentClient::ReleaseLease(const std::string&
                                                               const v1::LeaseRequest& request) {
   HF_ASSIGN_OR_RETURN(const v1::LeaseResponse response,
                       Call(address, request, &v1::Agent::Stub::ReleaseLease));
+  return response.lease();
+}
+
+absl::StatusOr<v1::LeaseReport> GrpcAgentClient::RevokeLease(
+    const std::string& address, const v1::RevokeLeaseRequest& request) {
+  HF_ASSIGN_OR_RETURN(const v1::LeaseResponse response,
+                      Call(address, request, &v1::Agent::Stub::RevokeLease));
   return response.lease();
 }
 

@@ -21,6 +21,10 @@ class GrpcAgentClient final : public AgentClient {
                                                const v1::StartWorkerRequest& request) override;
   absl::StatusOr<v1::WorkerReport> StopWorker(const std::string& address,
                                               const v1::StopWorkerRequest& request) override;
+  absl::StatusOr<v1::AdoptWorkerResponse> AdoptWorker(
+      const std::string& address, const v1::AdoptWorkerRequest& request) override;
+  absl::StatusOr<v1::WorkerReport> DetachWorker(const std::string& address,
+                                                const v1::DetachWorkerRequest& request) override;
   absl::StatusOr<v1::ReservePortResponse> ReservePort(
       const std::string& address, const v1::ReservePortRequest& request) override;
   absl::StatusOr<v1::LeaseReport> PrepareLease(const std::string& address,
@@ -29,6 +33,8 @@ class GrpcAgentClient final : public AgentClient {
                                               const v1::LeaseRequest& request) override;
   absl::StatusOr<v1::LeaseReport> ReleaseLease(const std::string& address,
                                                const v1::LeaseRequest& request) override;
+  absl::StatusOr<v1::LeaseReport> RevokeLease(const std::string& address,
+                                              const v1::RevokeLeaseRequest& request) override;
   absl::StatusOr<v1::ReadLogResponse> ReadWorkerLog(
       const std::string& address, const v1::ReadWorkerLogRequest& request) override;
 

@@ -9,6 +9,7 @@
 #include "common/grpc_status.h"
 #include "common/protocol_version.h"
 #include "common/status_macros.h"
+#include "coordinator/jobs/attempts.h"
 #include "coordinator/jobs/job_state.h"
 #include "coordinator/membership/node_state.h"
 
@@ -108,17 +109,35 @@ grpc::Status JobsService::WatchJob(grpc::ServerContext*, const v1::WatchJobReque
 
 grpc::Status JobsService::CancelJob(grpc::ServerContext*, const v1::CancelJobRequest* request,
                                     v1::Job* response) {
-  return Answer("CancelJob", parts_.jobs->Cancel(request->id()), response);
+  return Answer("CancelJob", parts_.jobs->Cancel(request->id(), request->signal()), response);
+}
+
+grpc::Status JobsService::PreemptJob(grpc::ServerContext*, const v1::PreemptJobRequest* request,
+                                     v1::Job* response) {
+  return Answer("PreemptJob", parts_.jobs->Preempt(request->id(), request->signal()), response);
+}
+
+absl::Status JobsService::DoAttach(const v1::AttachJobRequest& request,
+                                   v1::AttachJobResponse* response) {
+  HF_RETURN_IF_ERROR(CheckProtocol(request.version().major(), request.version().minor(), "worker"));
+  HF_ASSIGN_OR_RETURN(*response, parts_.attach->Attach(request));
+  return absl::OkStatus();
+}
+
+grpc::Status JobsService::AttachJob(grpc::ServerContext*, const v1::AttachJobRequest* request,
+                                    v1::AttachJobResponse* response) {
+  return parts_.metrics->Rpc("AttachJob", ToGrpc(DoAttach(*request, response)));
+}
+
+grpc::Status JobsService::DetachJob(grpc::ServerContext*, const v1::DetachJobRequest* request,
+                                    v1::Job* response) {
+  return Answer("DetachJob", parts_.attach->Detach(*request), response);
 }
 
 absl::Status JobsService::DoReadLog(const v1::ReadLogRequest& request,
                                     v1::ReadLogResponse* response) {
   HF_ASSIGN_OR_RETURN(const JobBook::Record job, parts_.jobs->Get(request.job_id()));
-  if (request.rank() < 0 || request.rank() >= job->spec().ranks()) {
-    return absl::InvalidArgumentError(absl::StrCat("job ", job->id(), " has no rank ",
-                                                   request.rank(), "; its ranks are 0 to ",
-                                                   job->spec().ranks() - 1));
-  }
+  HF_ASSIGN_OR_RETURN(const LogPlace place, FindLog(*job, request.attempt(), request.rank()));
   if (request.offset() < 0 || request.max_bytes() < 0 || request.max_bytes() > kMaxLogBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "offset ", request.offset(), ", max_bytes ", request.max_bytes(),
@@ -126,23 +145,19 @@ absl::Status JobsService::DoReadLog(const v1::ReadLogRequest& request,
   }
   response->set_next_offset(request.offset());
   const bool ended = IsFinalJobState(job->state());
-  const bool started =
-      request.rank() < job->workers_size() &&
-      job->workers(request.rank()).report().state() != v1::WORKER_STATE_UNSPECIFIED;
-  if (!started) {
+  if (place.node.empty()) {
     response->set_complete(ended);  // Nothing was ever written, or nothing yet.
     return absl::OkStatus();
   }
-  const v1::JobWorkerRecord& worker = job->workers(request.rank());
-  const absl::StatusOr<Node> node = parts_.registry->Find(worker.node());
+  const absl::StatusOr<Node> node = parts_.registry->Find(place.node);
   if (!node.ok() || node->info.state() == v1::NODE_STATE_OFFLINE) {
     return absl::UnavailableError(absl::StrCat("the log of rank ", request.rank(), " is on node ",
-                                               worker.node(), ", which cannot be asked now (",
+                                               place.node, ", which cannot be asked now (",
                                                node.ok() ? "OFFLINE" : "not registered yet",
                                                "); try again when its agent is back"));
   }
   v1::ReadWorkerLogRequest read;
-  read.set_worker_id(worker.worker_id());
+  read.set_worker_id(place.worker_id);
   read.set_offset(request.offset());
   read.set_max_bytes(request.max_bytes() == 0 ? kDefaultLogBytes : request.max_bytes());
   HF_ASSIGN_OR_RETURN(*response, parts_.agents->ReadWorkerLog(node->info.agent_address(), read));

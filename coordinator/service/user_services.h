@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "coordinator/jobs/agent_client.h"
+#include "coordinator/jobs/attach_desk.h"
 #include "coordinator/jobs/job_book.h"
 #include "coordinator/membership/node_registry.h"
 #include "coordinator/plans/plan_desk.h"
@@ -19,6 +20,7 @@ struct UserParts {
   NodeRegistry* registry = nullptr;
   JobBook* jobs = nullptr;
   PlanDesk* plans = nullptr;
+  AttachDesk* attach = nullptr;
   AgentClient* agents = nullptr;
   CoordinatorMetrics* metrics = nullptr;
   WaitingCalls* waiting = nullptr;
@@ -48,6 +50,12 @@ class JobsService final : public v1::Jobs::Service {
                         v1::Job* response) override;
   grpc::Status CancelJob(grpc::ServerContext* context, const v1::CancelJobRequest* request,
                          v1::Job* response) override;
+  grpc::Status PreemptJob(grpc::ServerContext* context, const v1::PreemptJobRequest* request,
+                          v1::Job* response) override;
+  grpc::Status AttachJob(grpc::ServerContext* context, const v1::AttachJobRequest* request,
+                         v1::AttachJobResponse* response) override;
+  grpc::Status DetachJob(grpc::ServerContext* context, const v1::DetachJobRequest* request,
+                         v1::Job* response) override;
   grpc::Status ReadLog(grpc::ServerContext* context, const v1::ReadLogRequest* request,
                        v1::ReadLogResponse* response) override;
 
@@ -55,6 +63,7 @@ class JobsService final : public v1::Jobs::Service {
   // With the workers' counters as their agents last reported them.
   v1::Job Show(const v1::JobRecord& record) const;
   absl::Status DoSubmit(const v1::SubmitJobRequest& request, v1::SubmitJobResponse* response);
+  absl::Status DoAttach(const v1::AttachJobRequest& request, v1::AttachJobResponse* response);
   absl::Status DoWatch(const v1::WatchJobRequest& request, v1::Job* response);
   absl::Status DoReadLog(const v1::ReadLogRequest& request, v1::ReadLogResponse* response);
   grpc::Status Answer(const char* method, const absl::StatusOr<JobBook::Record>& record,

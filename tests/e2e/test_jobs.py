@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 import hyperframes.errors as errors
 from example_jobs import shell_job
-from local_cluster import LocalCluster, process_environments, wait_until
+from local_cluster import LocalCluster, binary, process_environments, wait_until
 
 
 def test_a_job_runs_and_its_log_is_whole(shared_cluster: LocalCluster) -> None:
@@ -46,6 +48,7 @@ def test_cancelling_ends_every_descendant(shared_cluster: LocalCluster) -> None:
     wait_until(lambda: not any(map(_alive, mine)), 2, "every process of the job to end")
 
 
+# docs/cases.md C19, scaled: it needs a second of its grace of 20.
 def test_a_job_saves_within_its_grace_at_the_time_limit_and_ends_as_timeout(
     shared_cluster: LocalCluster,
 ) -> None:
@@ -70,6 +73,39 @@ def test_a_job_that_fails_once_is_restarted_and_succeeds(
     assert job["state"] == "JOB_STATE_SUCCEEDED", job
     assert job["restarts"] == 1
     assert shared_cluster.whole_log(job_id, 0) == "restarts 1\n"
+    assert [attempt["attempt"] for attempt in job["attempts"]] == [1]
+    assert "rank 0" in job["attempts"][0]["message"] and "code 3" in job["attempts"][0]["message"]
+    assert _hfctl(shared_cluster, "job", "logs", job_id, "--previous") == "restarts 0\n"
+    assert _hfctl(shared_cluster, "job", "logs", job_id, "--attempt", "1") == "restarts 0\n"
+    with pytest.raises(errors.NotFound, match="attempt 7"):
+        shared_cluster.call("ReadLog", {"job_id": job_id, "attempt": 7})
+
+
+def test_a_preempted_job_saves_and_frees_its_gpus(shared_cluster: LocalCluster) -> None:
+    save = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    job_id = shared_cluster.submit(shell_job(save, grace_s=20, max_restarts=3))
+    wait_until(lambda: "up" in _log(shared_cluster, job_id), 20, "the job to run")
+    assert "STOPPING" in _hfctl(shared_cluster, "job", "preempt", job_id)
+    job = shared_cluster.wait_job(job_id, 20)
+    assert job["state"] == "JOB_STATE_PREEMPTED", job
+    assert job["restarts"] == 0
+    assert shared_cluster.whole_log(job_id, 0).splitlines()[-1] == "saved"
+    assert "PREEMPTED" in _hfctl(shared_cluster, "job", "preempt", job_id), "twice is once"
+
+
+def test_a_followed_log_ends_when_its_reader_has_gone(shared_cluster: LocalCluster) -> None:
+    job_id = shared_cluster.submit(shell_job("echo one; sleep 300"))
+    wait_until(lambda: "one" in _log(shared_cluster, job_id), 20, "the job to print")
+    hfctl = f"{binary('client/cli:hfctl')} --coordinator {shared_cluster.address}"
+    started = time.monotonic()
+    done = subprocess.run(
+        ["sh", "-c", f"{hfctl} job logs {job_id} -f | head -n 1"],
+        capture_output=True, text=True, timeout=20, check=True,
+    )  # fmt: skip
+    assert done.stdout == "one\n"
+    assert time.monotonic() - started < 5
+    shared_cluster.call("CancelJob", {"id": job_id})
+    shared_cluster.wait_job(job_id, 20)
 
 
 def test_a_job_that_fails_without_a_step_again_and_again_is_stopped(
@@ -104,6 +140,7 @@ def test_the_rank_that_failed_first_is_the_cause_although_its_peers_fail_too(
         assert "rank 1" in job["message"] and "code 7" in job["message"], job
 
 
+# docs/cases.md C18.
 def test_an_impossible_job_waits_with_its_reason_and_the_next_one_passes(
     shared_cluster: LocalCluster,
 ) -> None:
@@ -154,6 +191,13 @@ def test_our_own_variables_in_a_jobs_environment_are_refused(shared_cluster: Loc
 def test_an_unknown_job_is_not_found(shared_cluster: LocalCluster) -> None:
     with pytest.raises(errors.NotFound, match="no-such-job"):
         shared_cluster.job("no-such-job")
+
+
+def _hfctl(cluster: LocalCluster, *arguments: str) -> str:
+    return subprocess.run(
+        [str(binary("client/cli:hfctl")), "--coordinator", cluster.address, *arguments],
+        capture_output=True, text=True, timeout=20, check=True,
+    ).stdout  # fmt: skip
 
 
 def _log(cluster: LocalCluster, job_id: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import _native
+from ._attach import attach_to_coordinator
 from ._config import Cluster, cluster
 from ._engine import HOST, Backend, Engine
 from ._group import world_size
@@ -22,7 +23,8 @@ _MOST_NAMED = 20
 
 
 def make_backend(device: torch.device) -> Backend:
-    """The coordinator's when this process is a worker of its job, else the embedded one."""
+    """The coordinator's when one is named, else the embedded one."""
+    attach_to_coordinator(device)
     found = cluster()
     if found is not None:
         return ClusterBackend(device, found)
@@ -187,6 +189,7 @@ class ClusterBackend:
                 "level_first": options.get("level_first", False),
                 "forbid_recompute": options.get("forbid_recompute", False),
                 "world_size": self._where.world_size,
+                "worker_id": os.environ.get("HYPERFRAMES_WORKER_ID", ""),
             }
         )
         self._answer = answer

@@ -97,6 +97,10 @@ class Client:
         """Idempotent."""
         return self.call("CancelJob", {"id": job_id})
 
+    def preempt(self, job_id: str) -> dict[str, Any]:
+        """Gives its GPUs to something else: it saves within its grace and ends. Idempotent."""
+        return self.call("PreemptJob", {"id": job_id})
+
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The job once it has ended. DeadlineExceeded: it had not after ``timeout_s``."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -113,11 +117,14 @@ class Client:
             job = self.call("WatchJob", request, wait_s + self._timeout_s)
         return job
 
-    def logs(self, job_id: str, *, rank: int = 0, follow: bool = False) -> Iterator[bytes]:
-        """The rank's output; with ``follow`` until the worker has ended."""
+    def logs(
+        self, job_id: str, *, rank: int = 0, follow: bool = False, attempt: int = 0
+    ) -> Iterator[bytes]:
+        """The rank's output; ``follow``: until the worker has ended; attempt 0: the newest."""
+        request: dict[str, Any] = {"job_id": job_id, "rank": rank, "attempt": attempt}
         offset = 0
         while True:
-            answer = self.call("ReadLog", {"job_id": job_id, "rank": rank, "offset": offset})
+            answer = self.call("ReadLog", {**request, "offset": offset})
             data = base64.b64decode(answer.get("data", ""))
             if data:
                 yield data
