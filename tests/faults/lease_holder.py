@@ -1,6 +1,6 @@
 """A worker that does nothing but hold leases: the client library without torch, so that it is up in
 a moment. Asks for a plan like any rank, maps what it is granted, fills it, prints `holding` and
-moves bytes in and out until it is killed.
+moves bytes in and out until it is killed; with `--once` it returns them and ends.
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ def main() -> None:
         if not said:
             print(f"holding {len(leases)} leases, {len(handles)} storages", flush=True)
             said = True
+        if "--once" in sys.argv[1:]:
+            engine.close()
+            return
 
 
 if __name__ == "__main__":
