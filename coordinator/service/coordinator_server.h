@@ -37,7 +37,9 @@ struct CoordinatorOptions {
   absl::Duration suspected_after = absl::Seconds(3);
   absl::Duration offline_after = absl::Seconds(10);
   absl::Duration plan_wait = absl::Seconds(60);
-  int max_waiting_calls = 1200;  // One job of the largest size, and some that watch.
+  size_t keep_ended_jobs =
+      JobBook::Options().max_finished;  // The newest; older ones are forgotten.
+  int max_waiting_calls = 1200;         // One job of the largest size, and some that watch.
   int max_rpc_threads = 1264;
   PlanFunction planner;
 };
