@@ -26,9 +26,9 @@ import generate
 from example_jobs import shell_job, training_job
 from local_cluster import LocalCluster, Node, wait_until
 from telemetry.prometheus_server import Prometheus
+from telemetry.worker_jobs import HAS_CHECKPOINTS, worker_job
 
 DATA_TIMEOUT_S = 45.0
-FAULT_TIMEOUT_S = 20.0
 VARIABLES = {"$node": ".+", "$gpu": ".+", "$job": ".+", "$__rate_interval": "15s"}
 NAME = re.compile(r"\b(?:hyperframes[a-z0-9_:]+|up)\b(?=[{\[ )]|$)")
 
@@ -46,6 +46,7 @@ def dashboard_expressions() -> dict[str, str]:
         f"{panel['title']}: {target['legendFormat']}": filled_in(target["expr"])
         for panel in json.loads(generate.TARGET.read_text())["panels"]
         for target in panel.get("targets", [])
+        if HAS_CHECKPOINTS or "hyperframes_checkpoint" not in target["expr"]
     }
 
 
@@ -89,14 +90,17 @@ def watched() -> Iterator[Watched]:
                 10,
                 "a scrape of every daemon",
             )
-            ended = cluster.submit(shell_job("exit 0"))
+            ended = [cluster.submit(shell_job("exit 0"))]
+            if HAS_CHECKPOINTS:
+                ended.append(cluster.submit(worker_job("saves", directory)))
             job_id = cluster.submit(
                 training_job(
                     "hyperframes", directory / "run-{rank}.json", "--activation-budget", "8MiB",
                     steps=100_000,
                 )
             )  # fmt: skip
-            cluster.wait_job(ended, 30)
+            for each in ended:
+                cluster.wait_job(each, 30)
             yield Watched(cluster, prometheus, job_id, began)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -136,7 +140,12 @@ def test_every_variable_of_the_dashboard_has_values(watched: Watched) -> None:
 
 def test_every_rule_is_evaluated_over_metrics_that_have_data(watched: Watched) -> None:
     rules = [*watched.rules("alerting"), *watched.rules("recording")]
-    missing = {name for rule in rules for name in NAME.findall(rule["query"])}
+    missing = {
+        name
+        for rule in rules
+        for name in NAME.findall(rule["query"])
+        if HAS_CHECKPOINTS or not name.startswith("hyperframes_checkpoint")
+    }
     assert len(missing) > 10
     for rule in rules:
         watched.prometheus.query(rule["query"])
@@ -188,24 +197,3 @@ def test_the_main_panels_can_be_drawn_from_what_prometheus_holds(watched: Watche
 def test_no_alert_fires_on_a_healthy_cluster(watched: Watched) -> None:
     assert watched.prometheus.query('ALERTS{alertstate="firing"}') == []
     assert not watched.active() & {"HyperframesDaemonDown", "HyperframesNodeOffline"}
-
-
-def test_killed_daemons_raise_their_alerts(watched: Watched) -> None:
-    """Last in this file: it leaves the cluster broken."""
-
-    def raised(*names: str) -> None:
-        seen: set[str] = set()
-
-        def all_raised() -> bool:
-            seen.update(watched.active())
-            return seen.issuperset(names)
-
-        try:
-            wait_until(all_raised, FAULT_TIMEOUT_S, "alerts", 0.3)
-        except TimeoutError:
-            pytest.fail(f"of {names} only {sorted(seen)} came")
-
-    watched.cluster.agents["b"].kill()
-    raised("HyperframesDaemonDown", "HyperframesNodeSuspected", "HyperframesNodeOffline")
-    watched.cluster.coordinator.kill()
-    raised("HyperframesHeartbeatGap")
