@@ -177,11 +177,13 @@ def main(argv: list[str]) -> int:
         parser.error(f"--jobs {args.jobs}: a multiple of 100, at least 100")
     commit = soak_file.commit()
     directory = Path(tempfile.mkdtemp(prefix="hf-soak-"))
-    with LocalCluster(directory, NODES) as cluster:
-        run = Run(cluster, args.jobs, [args.jobs // share for share in (10, 5, 2, 1)])
-        run.go()
-        ratios, wrong = run.verdict()
-    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        with LocalCluster(directory, NODES) as cluster:
+            run = Run(cluster, args.jobs, [args.jobs // share for share in (10, 5, 2, 1)])
+            run.go()
+            ratios, wrong = run.verdict()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
     print(ratios)
     for sentence in wrong:
         print(f"does not hold: {sentence}", file=sys.stderr)
