@@ -31,6 +31,9 @@ absl::StatusOr<Config::Outcome> ReadOptions(int argc, char** argv, CoordinatorOp
   config.AddDuration(&options->heartbeat_interval, "heartbeat-interval", "between agents' beats");
   config.AddDuration(&options->suspected_after, "suspected-after", "of silence: SUSPECTED");
   config.AddDuration(&options->offline_after, "offline-after", "of silence: OFFLINE");
+  auto keep_ended_jobs = static_cast<int64_t>(options->keep_ended_jobs);
+  config.AddInt(&keep_ended_jobs, "keep-ended-jobs", 1, 100000,
+                "ended jobs that are remembered, the newest; older ones are NOT_FOUND");
   config.AddDuration(&options->plan_wait, "plan-wait", "for all ranks of a job to ask for a plan");
   config.AddDuration(&options->checkpoint_timeout, "checkpoint-timeout",
                      "without anything new of a checkpoint under way: aborted");
@@ -46,6 +49,7 @@ absl::StatusOr<Config::Outcome> ReadOptions(int argc, char** argv, CoordinatorOp
   }
   HF_ASSIGN_OR_RETURN(options->listen_address, ParseHostPort(listen_address));
   HF_ASSIGN_OR_RETURN(options->http_address, ParseHostPort(http_address));
+  options->keep_ended_jobs = static_cast<size_t>(keep_ended_jobs);
   return outcome;
 }
 

@@ -21,6 +21,8 @@ MAIN = (
     "Activations on the GPU",
     "Bytes copied",
     "Exposed wait",
+    "Micro-batches run",
+    "Micro-batches wait",
     "Jobs by state",
 )
 WIDTH, HEIGHT, COLUMNS = 470, 230, 2
@@ -50,6 +52,8 @@ def number(value: float, unit: str) -> str:
                 break
             value /= 1024
         return f"{value:.3g} {prefix}B{'/s' if unit == 'Bps' else ''}"
+    if unit == "s":
+        return f"{value:.3g} s" if value >= 1 or value == 0 else f"{1e3 * value:.3g} ms"
     return f"{value:.3g}"
 
 

@@ -1,9 +1,10 @@
-"""Writes hyperframes.json, the Grafana dashboard (schema of Grafana 10 and 11).
+"""Writes hyperframes.json, the Grafana dashboard. Its schema is that of Grafana 11.
 
     python dashboards/generate.py
 
-Plain data, the same bytes at every run: a test holds the file in the tree against it. Every panel
-has a unit and a sentence that says what is good and what is not.
+Plain data, the same bytes at every run: a test holds the file in the tree against it, and loads it
+through grafana-foundation-sdk, which is Grafana's own schema. Every panel has a unit and a sentence
+that says what is good and what is not.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def panel(
                 "calcs": ["max", "lastNotNull"],
                 "displayMode": "table",
                 "placement": "bottom",
+                "showLegend": True,
             },
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
@@ -200,6 +202,24 @@ def speed() -> Iterator[dict[str, Any]]:
             "{{uuid}}",
         ),
     )  # fmt: skip
+    batches = f"{rate('hyperframes_micro_batches_total')} > 0"
+    yield panel(
+        "Micro-batches run", "s",
+        "From a micro-batch's forward to the end of its backward, by pipeline stage; a model that"
+        " is not cut is stage 0.",
+        (
+            f"{rate('hyperframes_micro_batch_run_seconds_total')} / ({batches}) {OF_JOB}",
+            "{{uuid}} stage {{stage}}",
+        ),
+    )  # fmt: skip
+    yield panel(
+        "Micro-batches wait", "s",
+        "For their turn: data, optimizer, other ranks, bubbles of a pipeline.",
+        (
+            f"{rate('hyperframes_micro_batch_wait_seconds_total')} / ({batches}) {OF_JOB}",
+            "{{uuid}} stage {{stage}}",
+        ),
+    )  # fmt: skip
     yield panel(
         "Recomputing", "percentunit", "Share of time spent on dropped frames.",
         (f"{rate('hyperframes_recompute_seconds_total')} {OF_JOB}", "{{uuid}}"),
@@ -263,6 +283,25 @@ def jobs() -> Iterator[dict[str, Any]]:
     )  # fmt: skip
 
 
+def checkpoints() -> Iterator[dict[str, Any]]:
+    save = "hyperframes_checkpoint_save_seconds"
+    yield panel(
+        "Checkpoints on record", "short", "OPEN and PREPARED are under way.",
+        ("sum by (state) (hyperframes_checkpoints)", "{{state}}"), stack=True,
+    )  # fmt: skip
+    yield panel(
+        "Commits and aborts", "short",
+        "In the last hour. An alert fires for each abort: that save is lost, the one before holds.",
+        ("increase(hyperframes_checkpoint_commits_total[1h])", "committed"),
+        ("increase(hyperframes_checkpoint_aborts_total[1h])", "aborted: {{reason}}"),
+    )  # fmt: skip
+    yield panel(
+        "Time of a save", "s", "From its begin to its commit, the slowest rank included.",
+        (f"{save}_sum / ({save}_count > 0)", "mean since the start"),
+        (quantile(0.99, save), "99 %"),
+    )  # fmt: skip
+
+
 def control_plane() -> Iterator[dict[str, Any]]:
     heartbeat, commit = (
         "hyperframes_heartbeat_gap_seconds",
@@ -295,12 +334,18 @@ def control_plane() -> Iterator[dict[str, Any]]:
         ("hyperframes_leadership_epoch", "epoch"), kind="stat", width=6,
     )  # fmt: skip
     yield panel(
-        "Stalls of the coordinator", "short", "Times that it noticed it had stood still.",
-        ("hyperframes_coordinator_stalls", "stalls"), kind="stat", width=6,
+        "Stalls of the coordinator", "short",
+        "Times that it noticed it had stood still. An alert fires for each.",
+        ("hyperframes_coordinator_stalls_total", "stalls"), kind="stat", width=6,
     )  # fmt: skip
     yield panel(
         "Leases on record", "bytes", "As the coordinator has them.",
         ("hyperframes_coordinator_lent_bytes", "lent"), kind="stat", width=6,
+    )  # fmt: skip
+    yield panel(
+        "Lease records closed", "short",
+        "By the coordinator, in the last hour. agent_reset: its agent started anew without it.",
+        ("increase(hyperframes_lease_records_ended_total[1h])", "{{reason}}"),
     )  # fmt: skip
 
 
@@ -311,6 +356,7 @@ ROWS = (
     ("Exposed waits", speed),
     ("Plans", plans),
     ("Jobs", jobs),
+    ("Checkpoints", checkpoints),
     ("Control plane", control_plane),
 )
 
@@ -348,7 +394,6 @@ def variable(name: str, label: str, query: str, all_value: str) -> dict[str, Any
         "label": label,
         "type": "query",
         "datasource": DATASOURCE,
-        "definition": query,
         "query": {"qryType": 1, "query": query, "refId": f"variable-{name}"},
         "refresh": 2,
         "sort": 1,
@@ -383,7 +428,7 @@ def dashboard() -> dict[str, Any]:
                 {
                     "name": "datasource", "label": "Data source", "type": "datasource",
                     "query": "prometheus", "refresh": 1, "hide": 0, "regex": "", "multi": False,
-                    "includeAll": False, "options": [], "skipUrlSync": False, "current": {},
+                    "includeAll": False, "options": [], "skipUrlSync": False,
                 },
                 variable("node", "Node", "label_values(hyperframes_registered, node)", ".+"),
                 variable(

@@ -55,7 +55,7 @@ for group in "${groups[@]}"; do
     cases) pytest_group cases 1200 tests/cases ;;
     gates) pytest_group gates 2400 tests/gates ;;
     e2e) pytest_group e2e 1200 tests/e2e ;;
-    telemetry) pytest_group telemetry 300 tests/telemetry ;;
+    telemetry) pytest_group telemetry 600 tests/telemetry ;;
     faults) pytest_group faults 1200 tests/faults ;;
     # A suffix of their own keeps the outputs of each configuration apart, and no symlinks: the tests
     # above use bazel-bin.

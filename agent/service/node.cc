@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options) {
 
 absl::StatusOr<WorkerInfo> Node::StartWorker(const WorkerSpec& spec) {
   HF_ASSIGN_OR_RETURN(WorkerInfo info, supervisor_->Start(spec));
+  ports_.Started(spec.job_id);
   // The age tells a first call from a repeated one well enough for a statistic.
   if (RestartsOf(spec.worker_id) > 0 && info.status.state == WorkerState::kStarting) {
     MutexLock lock(&mutex_);

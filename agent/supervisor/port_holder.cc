@@ -43,6 +43,9 @@ absl::StatusOr<int> PortHolder::Reserve(const std::string& job_id) {
   if (existing != ports_.end()) {
     Port& port = existing->second;
     if (!port.socket.valid()) port.socket = Bind(&port.number);
+    // A next attempt of the job: its workers are still to come.
+    port.used = false;
+    port.since = clock_->Now();
     if (port.socket.valid()) return port.number;
     ports_.erase(existing);  // A new start of the job; whoever has that port keeps it.
   }
@@ -84,6 +87,12 @@ void PortHolder::Save() {
   for (const auto& [job_id, port] : ports_) lines << port.number << " " << job_id << "\n";
   // Should this fail, a restarted agent holds fewer ports: jobs that run have theirs already.
   WriteRecordFile(path_, lines.str(), /*durable=*/false).IgnoreError();
+}
+
+void PortHolder::Started(const std::string& job_id) {
+  MutexLock lock(&mutex_);
+  const auto port = ports_.find(job_id);
+  if (port != ports_.end()) port->second.used = true;
 }
 
 void PortHolder::Tick(const std::function<int(const std::string& job_id)>& running) {

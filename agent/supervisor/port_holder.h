@@ -35,6 +35,11 @@ class PortHolder {
   // first.
   void Restore(const std::string& path) HF_EXCLUDES(mutex_);
 
+  // A worker of the job has been started here. Told, because one that lives for milliseconds is
+  // never seen by Tick, and its job's port would count as unused for minutes: a thousand such jobs,
+  // and the next one would get none.
+  void Started(const std::string& job_id) HF_EXCLUDES(mutex_);
+
   // Gives back the ports of jobs whose workers have all ended. `running` says how many a job has.
   void Tick(const std::function<int(const std::string& job_id)>& running) HF_EXCLUDES(mutex_);
 
@@ -45,7 +50,7 @@ class PortHolder {
     UniqueFd socket;  // Invalid: not ours yet again.
     int number = 0;
     absl::Time since;
-    bool used = false;  // A worker of the job has been seen.
+    bool used = false;  // A worker of the job has been started or seen.
   };
 
   void Save() HF_REQUIRES(mutex_);

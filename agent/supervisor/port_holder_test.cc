@@ -59,6 +59,28 @@ TEST(PortHolder, KeepsAPortUntilTheJobsWorkersHaveEnded) {
   EXPECT_EQ(holder.held(), 0u);
 }
 
+TEST(PortHolder, GivesThePortBackOfAJobWhoseWorkersNoTickHasSeen) {
+  FakeClock clock;
+  PortHolder holder(&clock, /*most_ports=*/1);
+  for (const char* job : {"first", "second"}) {
+    ASSERT_TRUE(holder.Reserve(job).ok());
+    holder.Started(job);
+    holder.Tick(&Nobody);
+    EXPECT_EQ(holder.held(), 0u);
+  }
+  holder.Started("unknown");
+}
+
+TEST(PortHolder, KeepsThePortOfANextAttemptUntilItsWorkersAreStarted) {
+  FakeClock clock;
+  PortHolder holder(&clock);
+  const int port = *holder.Reserve("job");
+  holder.Started("job");
+  EXPECT_EQ(*holder.Reserve("job"), port);
+  holder.Tick(&Nobody);
+  EXPECT_EQ(holder.held(), 1u);
+}
+
 TEST(PortHolder, GivesAPortBackThatNobodyUsed) {
   FakeClock clock;
   PortHolder holder(&clock);

@@ -15,6 +15,8 @@ namespace hyperframes {
 constexpr uint64_t kCountersMagic = 0x4846434f554e5431;  // "HFCOUNT1"
 constexpr uint32_t kCountersVersion = 1;
 constexpr int64_t kCountersPageBytes = 4096;
+// Pipeline stages that a worker may count for; a model that is not cut is stage 0.
+constexpr int kMostStages = 64;
 
 struct CountersPage {
   std::atomic<uint64_t> magic;
@@ -37,6 +39,11 @@ struct CountersPage {
   std::atomic<int64_t> arena_capacity[kTierCount];
   std::atomic<int64_t> frame_bytes[kTierCount];  // Live frames by tier.
   std::atomic<int64_t> predicted_peak_bytes;
+  // Monotonic, by stage: micro-batches that have run, how long they ran (a forward's begin to the
+  // end of its backward) and how long they waited for their turn before it.
+  std::atomic<int64_t> micro_batches[kMostStages];
+  std::atomic<int64_t> micro_batch_run_ns[kMostStages];
+  std::atomic<int64_t> micro_batch_wait_ns[kMostStages];
 };
 static_assert(sizeof(CountersPage) <= kCountersPageBytes, "the page is one page");
 static_assert(std::atomic<int64_t>::is_always_lock_free, "readers must never block writers");

@@ -45,6 +45,12 @@ void CountersReading::Add(const CountersReading& other) {
   reload_bytes += other.reload_bytes;
   for (int t = 0; t < kTierCount; ++t) frame_bytes[t] += other.frame_bytes[t];
   predicted_peak_bytes += other.predicted_peak_bytes;
+  for (const auto& [stage, seen] : other.stages) {
+    StageReading& sum = stages[stage];
+    sum.micro_batches += seen.micro_batches;
+    sum.run_s += seen.run_s;
+    sum.wait_s += seen.wait_s;
+  }
 }
 
 void CountersReading::DropGauges() {
@@ -90,6 +96,12 @@ absl::StatusOr<CountersReading> ReadCounters(int descriptor) {
   reading.reload_bytes = Value(page.reload_bytes);
   for (int t = 0; t < kTierCount; ++t) reading.frame_bytes[t] = Value(page.frame_bytes[t]);
   reading.predicted_peak_bytes = Value(page.predicted_peak_bytes);
+  for (int stage = 0; stage < kMostStages; ++stage) {
+    const int64_t count = Value(page.micro_batches[stage]);
+    if (count == 0) continue;
+    reading.stages[stage] = {count, Seconds(page.micro_batch_run_ns[stage]),
+                             Seconds(page.micro_batch_wait_ns[stage])};
+  }
   return reading;
 }
 

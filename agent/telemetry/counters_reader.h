@@ -7,6 +7,7 @@
 #define HYPERFRAMES_AGENT_TELEMETRY_COUNTERS_READER_H_
 
 #include <cstdint>
+#include <map>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,6 +16,13 @@
 #include "common/units.h"
 
 namespace hyperframes {
+
+// Micro-batches that have run on one pipeline stage.
+struct StageReading {
+  int64_t micro_batches = 0;
+  double run_s = 0;
+  double wait_s = 0;
+};
 
 // One reading of a CountersPage; its comments say what each value means. None is negative.
 struct CountersReading {
@@ -32,6 +40,7 @@ struct CountersReading {
   Bytes reload_bytes = 0;
   Bytes frame_bytes[kTierCount] = {};
   Bytes predicted_peak_bytes = 0;
+  std::map<int, StageReading> stages;  // Only those on which something has run.
 
   // Adds another worker's: totals and gauges alike.
   void Add(const CountersReading& other);

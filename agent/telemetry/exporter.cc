@@ -4,6 +4,8 @@
 #include <prometheus/text_serializer.h>
 
 #include <initializer_list>
+#include <map>
+#include <string>
 #include <utility>
 
 namespace hyperframes {
@@ -119,6 +121,22 @@ void AddCounters(const std::string& gpu, const CountersReading& counters, Famili
   }
 }
 
+// Stage 0 is always there, so that the first micro-batch of a GPU is an increase.
+void AddStages(const std::string& gpu, std::map<int, StageReading> stages, Families* families) {
+  stages[0];
+  for (const auto& [stage, seen] : stages) {
+    const Labels labels = {{"uuid", gpu}, {"stage", std::to_string(stage)}};
+    families->Counter("micro_batches_total", "Micro-batches whose backward has ended.", labels,
+                      seen.micro_batches);
+    families->Counter("micro_batch_run_seconds_total",
+                      "From a micro-batch's forward to the end of its backward.", labels,
+                      seen.run_s);
+    families->Counter("micro_batch_wait_seconds_total",
+                      "Between the end of what ran before and a micro-batch's forward.", labels,
+                      seen.wait_s);
+  }
+}
+
 // With a zero for what has not happened yet: increase() does not see the first event of a series
 // that begins with it.
 std::map<std::string, int64_t> FromZero(std::map<std::string, int64_t> counts,
@@ -138,7 +156,10 @@ double WaterLevel(const DeviceSample& device, const CountersReading& counters) {
 std::string ExportMetrics(const NodeSample& sample) {
   Families families;
   for (const DeviceSample& device : sample.devices) AddDevice(sample, device, &families);
-  for (const auto& [gpu, counters] : sample.counters_by_gpu) AddCounters(gpu, counters, &families);
+  for (const auto& [gpu, counters] : sample.counters_by_gpu) {
+    AddCounters(gpu, counters, &families);
+    AddStages(gpu, counters.stages, &families);
+  }
   for (const auto& [reason, count] :
        FromZero(sample.leases_reclaimed, {"job_end", "worker_died", "revoked", "aborted"})) {
     families.Counter("leases_reclaimed_total", "Leases that ended, by reason.",

@@ -86,6 +86,25 @@ TEST(WorkerCounters, KeepsTotalsAndDropsGaugesOfAnEndedWorker) {
   EXPECT_EQ(counters.ByGpu()["SIM-a-0"].activation_bytes, 50);
 }
 
+TEST(WorkerCounters, SumsMicroBatchesByStageOverWorkersThatCameAndWent) {
+  WorkerCounters counters;
+  WorkerPage first, second;
+  first->micro_batches[0] = 2;
+  first->micro_batch_run_ns[0] = 4'000'000'000;
+  second->micro_batches[0] = 1;
+  second->micro_batch_run_ns[0] = 1'000'000'000;
+  second->micro_batches[5] = 3;
+  second->micro_batch_wait_ns[5] = 500'000'000;
+  ASSERT_TRUE(counters.Attach("job-0-0", "SIM-a-0", first.Share()).ok());
+  ASSERT_TRUE(counters.Attach("job-1-0", "SIM-a-0", second.Share()).ok());
+  counters.Detach("job-0-0");
+  const auto stages = counters.ByGpu()["SIM-a-0"].stages;
+  ASSERT_EQ(stages.size(), 2u);
+  EXPECT_EQ(stages.at(0).micro_batches, 3);
+  EXPECT_DOUBLE_EQ(stages.at(0).run_s, 5.0);
+  EXPECT_DOUBLE_EQ(stages.at(5).wait_s, 0.5);
+}
+
 TEST(WorkerCounters, KeepsTheLastGoodReadingOfAPageThatWasSpoiled) {
   WorkerCounters counters;
   WorkerPage page;
@@ -126,6 +145,19 @@ TEST(ExportMetrics, TellsCapacityUseAndWaterLevelOfEveryDevice) {
   EXPECT_THAT(text, HasSubstr("hyperframes_leases_reclaimed_total{reason=\"worker_died\"} 4\n"));
   EXPECT_THAT(text, HasSubstr("hyperframes_leases_reclaimed_total{reason=\"revoked\"} 0\n"));
   EXPECT_THAT(text, HasSubstr("hyperframes_worker_exits_total{reason=\"signal\"} 0\n"));
+}
+
+TEST(ExportMetrics, TellsMicroBatchesByStageAndAZeroBeforeTheFirst) {
+  NodeSample sample;
+  sample.counters_by_gpu["SIM-a-0"];
+  sample.counters_by_gpu["SIM-a-1"].stages[2] = {7, 1.5, 0.25};
+  const std::string text = ExportMetrics(sample);
+  EXPECT_THAT(text, HasSubstr("hyperframes_micro_batches_total{uuid=\"SIM-a-0\",stage=\"0\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_micro_batches_total{uuid=\"SIM-a-1\",stage=\"2\"} 7\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_micro_batch_run_seconds_total{uuid=\"SIM-a-1\","
+                              "stage=\"2\"} 1.5\n"));
+  EXPECT_THAT(text, HasSubstr("hyperframes_micro_batch_wait_seconds_total{uuid=\"SIM-a-1\","
+                              "stage=\"2\"} 0.25\n"));
 }
 
 TEST(ExportMetrics, ForgetsAJobWithItsWorkers) {

@@ -1,6 +1,7 @@
 #include "client/c/counters_writer.h"
 
 #include <new>
+#include <string>
 #include <utility>
 
 #include "agent/device/host/host_memory.h"
@@ -95,6 +96,18 @@ void CountersWriter::Report(const FrontReport& report) {
   Store(&page_->activation_peak_bytes, report.activation_peak_bytes);
   Store(&page_->recompute_ns, report.recompute_ns);
   Store(&page_->predicted_peak_bytes, report.predicted_peak_bytes);
+}
+
+absl::Status CountersWriter::ReportMicroBatches(int stage, int64_t count, int64_t run_ns,
+                                                int64_t wait_ns) {
+  if (stage < 0 || stage >= kMostStages) {
+    return absl::InvalidArgumentError("stage " + std::to_string(stage) + ": 0 to " +
+                                      std::to_string(kMostStages - 1));
+  }
+  Store(&page_->micro_batches[stage], count);
+  Store(&page_->micro_batch_run_ns[stage], run_ns);
+  Store(&page_->micro_batch_wait_ns[stage], wait_ns);
+  return absl::OkStatus();
 }
 
 }  // namespace hyperframes

@@ -38,6 +38,8 @@ class CountersWriter {
     Bytes predicted_peak_bytes = 0;
   };
   void Report(const FrontReport& report);
+  // Totals of one pipeline stage. InvalidArgument: a stage outside 0 to kMostStages - 1.
+  absl::Status ReportMicroBatches(int stage, int64_t count, int64_t run_ns, int64_t wait_ns);
 
  private:
   explicit CountersWriter(std::unique_ptr<Memory> memory);

@@ -69,5 +69,18 @@ TEST(CountersWriter, WhatTheFrontReportsIsShown) {
   EXPECT_EQ((*writer)->page().activation_peak_bytes.load(), 1 << 20);
 }
 
+TEST(CountersWriter, MicroBatchesAreCountedByStageAndAStageOutOfRangeIsRefused) {
+  const auto writer = CountersWriter::Create();
+  ASSERT_TRUE(writer.ok());
+  EXPECT_TRUE((*writer)->ReportMicroBatches(kMostStages - 1, 5, 600, 70).ok());
+  EXPECT_EQ((*writer)->page().micro_batches[kMostStages - 1].load(), 5);
+  EXPECT_EQ((*writer)->page().micro_batch_run_ns[kMostStages - 1].load(), 600);
+  EXPECT_EQ((*writer)->page().micro_batch_wait_ns[kMostStages - 1].load(), 70);
+  for (const int stage : {-1, kMostStages}) {
+    EXPECT_EQ((*writer)->ReportMicroBatches(stage, 1, 1, 1).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
 }  // namespace
 }  // namespace hyperframes

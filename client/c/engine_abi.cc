@@ -170,6 +170,14 @@ hf_code hf_report(hf_engine* engine, int64_t steps, int64_t activation_bytes,
   });
 }
 
+hf_code hf_report_micro_batches(hf_engine* engine, int32_t stage, int64_t count, int64_t run_ns,
+                                int64_t wait_ns) {
+  return Guarded("hf_report_micro_batches", [&]() -> absl::Status {
+    HF_RETURN_IF_ERROR(RequireArgument(engine, "engine"));
+    return engine->engine->machine()->counters()->ReportMicroBatches(stage, count, run_ns, wait_ns);
+  });
+}
+
 hf_code hf_take_revocation(hf_engine* engine, char** lease_id) {
   return Guarded("hf_take_revocation", [&]() -> absl::Status {
     HF_RETURN_IF_ERROR(RequireArgument(engine, "engine"));

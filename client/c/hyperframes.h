@@ -111,6 +111,10 @@ hf_code hf_engine_stats(hf_engine* engine, char** stats_json);
 hf_code hf_report(hf_engine* engine, int64_t steps, int64_t activation_bytes,
                   int64_t activation_peak_bytes, int64_t recompute_ns,
                   int64_t predicted_peak_bytes);
+/* Also to the counters page: micro-batches that have run on one pipeline stage (0 to 63; a model
+ * that is not cut is stage 0) and their nanoseconds, all since the process began. */
+hf_code hf_report_micro_batches(hf_engine* engine, int32_t stage, int64_t count, int64_t run_ns,
+                                int64_t wait_ns);
 /* A lease that the agent asks back, or NULL in *lease_id: return it by closing the engine at a
  * quiescent point. */
 hf_code hf_take_revocation(hf_engine* engine, char** lease_id);

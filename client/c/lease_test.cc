@@ -183,6 +183,9 @@ TEST_F(LeaseTest, TheCountersPageIsReadByTheAgentThatGotIt) {
   EXPECT_EQ(hf_report(engine, 41, 1, 2, 3, 4), HF_OK);
   EXPECT_EQ(counters->steps.load(), 41);
   EXPECT_EQ(counters->activation_peak_bytes.load(), 2);
+  EXPECT_EQ(hf_report_micro_batches(engine, 3, 9, 10, 11), HF_OK);
+  EXPECT_EQ(counters->micro_batches[3].load(), 9);
+  EXPECT_EQ(hf_report_micro_batches(engine, 64, 1, 1, 1), HF_INVALID_ARGUMENT);
   munmap(page, kCountersPageBytes);
   hf_engine_close(engine);
 }

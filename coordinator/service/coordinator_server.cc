@@ -89,10 +89,11 @@ absl::Status CoordinatorServer::OpenState() {
   JobBook::Options jobs;
   // Explanations raise versions without the store: a new leadership starts above them all.
   jobs.first_version = store_->epoch() << 32;
+  jobs.max_finished = options_.keep_ended_jobs;
   jobs.companion_prefixes = {"plans/"};
   HF_ASSIGN_OR_RETURN(jobs_, JobBook::Load(jobs, store_.get(), WallTime()));
   HF_ASSIGN_OR_RETURN(leases_, LeaseBook::Load(store_.get(), [this](const std::string& reason) {
-                        metrics_.LeaseReclaimed(reason);
+                        metrics_.LeaseRecordEnded(reason);
                       }));
   workers_ = std::make_unique<WorkerReports>(jobs_.get());
   PlanDesk::Options plans;

@@ -45,7 +45,9 @@ struct CoordinatorOptions {
   absl::Duration checkpoint_timeout = absl::Minutes(10);
   absl::Duration gang_patience = Reconciler::Options().gang_patience;
   absl::Duration lost_node_after = Reconciler::Options().lost_node_after;
-  int max_waiting_calls = 1200;  // One job of the largest size, and some that watch.
+  size_t keep_ended_jobs =
+      JobBook::Options().max_finished;  // The newest; older ones are forgotten.
+  int max_waiting_calls = 1200;         // One job of the largest size, and some that watch.
   int max_rpc_threads = 1264;
   PlanFunction planner;
 };

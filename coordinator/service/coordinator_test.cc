@@ -439,6 +439,9 @@ TEST_F(Coordinator, ServesHealthAndItsPages) {
   EXPECT_TRUE(
       absl::StrContains(metrics, "hyperframes_rpcs_total{code=\"ok\",method=\"Register\"} 1"))
       << metrics;
+  for (int scrape = 0; scrape < 2; ++scrape) {
+    EXPECT_TRUE(absl::StrContains(HttpGet("/metrics"), "hyperframes_coordinator_stalls_total 0"));
+  }
 }
 
 TEST_F(Coordinator, RefusesToStartOnContradictionsAndOnAnotherOnesState) {

@@ -37,6 +37,9 @@ const char* CodeName(grpc::StatusCode code) {
   return index >= 0 && index <= 16 ? kNames[index] : "unknown";
 }
 
+constexpr const char* kLeaseEnds[] = {"job_end",  "worker_died", "aborted",     "replaced",
+                                      "returned", "revoked",     "agent_reset", "unwanted"};
+
 prometheus::Histogram& MakeHistogram(prometheus::Registry* registry, const std::string& name,
                                      const std::string& help,
                                      const prometheus::Histogram::BucketBoundaries& buckets) {
@@ -74,8 +77,11 @@ CoordinatorMetrics::CoordinatorMetrics()
                             "Bytes in leases that the coordinator keeps records of.")),
       epoch_(MakeGauge(&registry_, "hyperframes_leadership_epoch",
                        "Epoch of this coordinator's leadership.")),
-      stalls_(MakeGauge(&registry_, "hyperframes_coordinator_stalls",
-                        "Times that the coordinator noticed a stall of its own.")),
+      stalls_(prometheus::BuildCounter()
+                  .Name("hyperframes_coordinator_stalls_total")
+                  .Help("Times that the coordinator noticed a stall of its own.")
+                  .Register(registry_)
+                  .Add({})),
       waiting_calls_(MakeGauge(&registry_, "hyperframes_waiting_calls",
                                "CreatePlan, WatchJob and WatchCheckpoint calls that wait.")),
       nodes_(prometheus::BuildGauge()
@@ -94,16 +100,18 @@ CoordinatorMetrics::CoordinatorMetrics()
                              .Name("hyperframes_checkpoint_aborts_total")
                              .Help("Checkpoints that were aborted, by reason.")
                              .Register(registry_)),
-      leases_reclaimed_(prometheus::BuildCounter()
-                            .Name("hyperframes_leases_reclaimed_total")
-                            .Help("Leases that ended, by reason.")
-                            .Register(registry_)),
+      // Not leases_reclaimed_total: those are the agents', who hold the memory itself.
+      lease_records_ended_(prometheus::BuildCounter()
+                               .Name("hyperframes_lease_records_ended_total")
+                               .Help("Records of leases that the coordinator closed, by reason.")
+                               .Register(registry_)),
       rpcs_(prometheus::BuildCounter()
                 .Name("hyperframes_rpcs_total")
                 .Help("Answered calls by method and code.")
                 .Register(registry_)) {
-  // A rate needs the zero before the first one.
+  // increase() does not see the first event of a series that begins with it.
   for (const char* reason : kAbortReasons) checkpoint_aborts_.Add({{"reason", reason}});
+  for (const char* reason : kLeaseEnds) lease_records_ended_.Add({{"reason", reason}});
 }
 
 void CoordinatorMetrics::CheckpointCommitted(absl::Duration save) {
@@ -122,10 +130,10 @@ void CoordinatorMetrics::PlanMade(absl::Duration took, int64_t epoch) {
   plan_epoch_.Set(static_cast<double>(epoch));
 }
 
-void CoordinatorMetrics::LeaseReclaimed(const std::string& reason) {
-  static const auto* const kKnown = new std::set<std::string>{
-      "job_end", "worker_died", "aborted", "revoked", "replaced", "unknown", "lost"};
-  leases_reclaimed_.Add({{"reason", kKnown->count(reason) > 0 ? reason : "other"}}).Increment();
+void CoordinatorMetrics::LeaseRecordEnded(const std::string& reason) {
+  const bool known =
+      std::find(std::begin(kLeaseEnds), std::end(kLeaseEnds), reason) != std::end(kLeaseEnds);
+  lease_records_ended_.Add({{"reason", known ? reason : "other"}}).Increment();
 }
 
 grpc::Status CoordinatorMetrics::Rpc(const char* method, grpc::Status status) {
@@ -155,7 +163,10 @@ std::string CoordinatorMetrics::Render(const Snapshot& snapshot) {
   }
   lent_bytes_.Set(static_cast<double>(snapshot.lent_bytes));
   epoch_.Set(static_cast<double>(snapshot.epoch));
-  stalls_.Set(static_cast<double>(snapshot.stalls));
+  {
+    MutexLock lock(&mutex_);
+    stalls_.Increment(static_cast<double>(snapshot.stalls) - stalls_.Value());
+  }
   waiting_calls_.Set(static_cast<double>(snapshot.waiting_calls));
   return prometheus::TextSerializer().Serialize(registry_.Collect());
 }

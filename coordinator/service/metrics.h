@@ -15,6 +15,7 @@
 
 #include "absl/time/time.h"
 #include "hyperframes/v1/checkpoint.pb.h"
+#include "common/mutex.h"
 #include "hyperframes/v1/coordinator.pb.h"
 
 namespace hyperframes {
@@ -27,12 +28,12 @@ class CoordinatorMetrics {
   void HeartbeatGap(absl::Duration gap) { heartbeat_gap_.Observe(absl::ToDoubleSeconds(gap)); }
   void PlanMade(absl::Duration took, int64_t epoch);
   void StoreCommit(absl::Duration took) { store_commit_.Observe(absl::ToDoubleSeconds(took)); }
-  // A reason outside the known set counts as "other".
-  void LeaseReclaimed(const std::string& reason);
   // `save` is from the checkpoint's begin to its commit.
   void CheckpointCommitted(absl::Duration save);
   // A reason outside kAbortReasons counts as "other".
   void CheckpointAborted(const std::string& reason);
+  // A record of a lease has ended. A reason outside the known set counts as "other".
+  void LeaseRecordEnded(const std::string& reason);
   // Counts and passes the status on. `method` is one of the services' methods, without its service.
   grpc::Status Rpc(const char* method, grpc::Status status);
 
@@ -46,7 +47,7 @@ class CoordinatorMetrics {
     int64_t waiting_calls = 0;
   };
   // Sets what is counted elsewhere and returns everything in Prometheus' text format.
-  std::string Render(const Snapshot& snapshot);
+  std::string Render(const Snapshot& snapshot) HF_EXCLUDES(mutex_);
 
  private:
   prometheus::Registry registry_;
@@ -58,14 +59,15 @@ class CoordinatorMetrics {
   prometheus::Gauge& plan_epoch_;
   prometheus::Gauge& lent_bytes_;
   prometheus::Gauge& epoch_;
-  prometheus::Gauge& stalls_;
+  prometheus::Counter& stalls_;
   prometheus::Gauge& waiting_calls_;
   prometheus::Family<prometheus::Gauge>& nodes_;
   prometheus::Family<prometheus::Gauge>& jobs_;
   prometheus::Family<prometheus::Gauge>& checkpoints_;
   prometheus::Family<prometheus::Counter>& checkpoint_aborts_;
-  prometheus::Family<prometheus::Counter>& leases_reclaimed_;
+  prometheus::Family<prometheus::Counter>& lease_records_ended_;
   prometheus::Family<prometheus::Counter>& rpcs_;
+  Mutex mutex_;  // Two scrapes at once must not both add the same stalls.
 };
 
 }  // namespace hyperframes

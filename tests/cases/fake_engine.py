@@ -35,6 +35,7 @@ class FakeEngine:
         self.quiesced = 0
         self.closed = False
         self.reports: list[tuple[int, ...]] = []
+        self.micro_batches: tuple[int, ...] = ()  # As reported last.
         self.revocation: str | None = None
         self.keep_everything = False
 
@@ -123,6 +124,9 @@ class FakeEngine:
 
     def report(self, *values: int) -> None:
         self.reports.append(values)
+
+    def report_micro_batches(self, *values: int) -> None:
+        self.micro_batches = values
 
     def take_revocation(self) -> str | None:
         lease, self.revocation = self.revocation, None

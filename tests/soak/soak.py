@@ -1,4 +1,4 @@
-"""The long runs: 200 kills of daemons, 200 kills of workers. Writes docs/benchmarks/soak.json.
+"""200 kills of daemons, 200 kills of workers. Adds to docs/benchmarks/soak.json.
 
     python tests/soak/soak.py --daemon-kills 200 --worker-kills 200
 
@@ -9,12 +9,8 @@ the run with its error; the file is written only when everything held.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import soak_file
 from kills import kill_one_worker, lease_holder_job, submit_between_kills
-from local_cluster import ROOT, LocalCluster, Node
+from local_cluster import LocalCluster, Node
 
 NODES = (Node("a", "2 x 256MiB"), Node("b", "2 x 128MiB"))
 SEED = 20
@@ -76,30 +73,17 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--daemon-kills", type=int, default=200)
     parser.add_argument("--worker-kills", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "soak.json")
+    parser.add_argument("--out", type=Path, default=soak_file.DEFAULT)
     args = parser.parse_args(argv)
     args.out.parent.mkdir(parents=True, exist_ok=True)  # Before the kills, not after them.
     rows = []
+    commit = soak_file.commit()
     if args.daemon_kills:
         rows.append(kill_daemons(args.daemon_kills))
     if args.worker_kills:
         rows.append(kill_workers(args.worker_kills))
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    result = {
-        "name": "soak",
-        "command": "tests/soak/run.sh " + " ".join(argv),
-        "commit": commit,
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
-        "rows": rows,
-        "ratios": {},
-    }
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    command = " ".join(["tests/soak/run.sh", *argv])
+    soak_file.merge(args.out, "kills", command, commit, rows, {})
     for each in rows:
         print(f"{each['kills']:>4} kills  median {each['median_s']} s  worst {each['worst_s']} s"
               f"  {each['name']}")  # fmt: skip

@@ -56,6 +56,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hf_quiesce": [c_void_p],
     "hf_engine_stats": [c_void_p, POINTER(c_void_p)],
     "hf_report": [c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64],
+    "hf_report_micro_batches": [c_void_p, c_int32, c_int64, c_int64, c_int64],
     "hf_take_revocation": [c_void_p, POINTER(c_void_p)],
     "hf_client_open": [c_char_p, c_char_p, POINTER(c_void_p)],
     "hf_call": [c_void_p, c_char_p, c_char_p, c_double, POINTER(c_void_p)],
@@ -293,6 +294,9 @@ class NativeEngine:
             "hf_report", self._pointer, steps, activation_bytes, activation_peak_bytes,
             recompute_ns, predicted_peak_bytes,
         )  # fmt: skip
+
+    def report_micro_batches(self, stage: int, count: int, run_ns: int, wait_ns: int) -> None:
+        self._library.call("hf_report_micro_batches", self._pointer, stage, count, run_ns, wait_ns)
 
     def take_revocation(self) -> str | None:
         return self._library.text("hf_take_revocation", self._pointer) or None

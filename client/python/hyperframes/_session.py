@@ -269,8 +269,7 @@ class Session:
         self._book.drop_lenders()
         self._plan = self._book.current(self._signature)
         self._open_engine()
-        text = f"HyperFrames: lease {lease} was asked back; from now on nothing is moved."
-        print(text, file=sys.stderr, flush=True)
+        print(f"HyperFrames: lease {lease} was asked back; nothing is moved now.", file=sys.stderr)
 
     # ---- Hooks ----
 
@@ -444,6 +443,7 @@ class Session:
             sum(self._recompute_ns.values()),
             plan.predicted_peak,
         )
+        store.engine.report_micro_batches(0, *self._in_flight.times.totals())
 
     @property
     def plan(self) -> Plan | None:
