@@ -256,10 +256,12 @@ class LocalCluster:
             TimeoutError: it has not; the message has its state and message.
         """
         deadline = time.monotonic() + timeout_s
-        offset, partial, version = 0, b"", 0
+        offset, partial, version, attempt = 0, b"", 0, 0
         while True:
             job = self.call("WatchJob", {"id": job_id, "after_version": version, "wait_s": 0.3})
             version = int(job["version"])
+            if int(job.get("attempt", 0)) != attempt:  # Each attempt has a log of its own.
+                offset, partial, attempt = 0, b"", int(job["attempt"])
             if on_line is not None and job.get("workers"):
                 offset, partial = self._pass_on(job_id, offset, partial, on_line)
             if job["state"] in ENDED:
