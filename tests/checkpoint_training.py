@@ -146,7 +146,7 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], Any]) -> None:
                 every=run.every,
                 keep=run.keep,
                 asynchronous=run.asynchronous,
-                timeout_s=60,
+                timeout_s=100,
                 _committer=run.committer,
             )
         )
@@ -245,7 +245,7 @@ def start(run: Run) -> list[BaseProcess]:
     return processes
 
 
-def finish(processes: list[BaseProcess], timeout_s: float = 60.0) -> list[int]:
+def finish(processes: list[BaseProcess], timeout_s: float = 150.0) -> list[int]:
     """Exit codes by rank; minus the signal's number where one ended it."""
     deadline = time.monotonic() + timeout_s
     for process in processes:
