@@ -45,6 +45,8 @@ class Run:
     strict: bool = True
     sharded: bool = False
     framed: bool = False  # Under an open HyperFrames context.
+    budget: str = ""
+    width: int = 16
     kill_at: tuple[int, int] | None = None  # Rank, and micro-batch after whose backward it dies.
     step_every_micro_batch: bool = False
     pause_s: float = 0.0  # In every step.
@@ -91,10 +93,10 @@ class Slow:
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-        self.norm, self.dropout = nn.BatchNorm1d(16), nn.Dropout(0.3)
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, 8)
+        self.norm, self.dropout = nn.BatchNorm1d(width), nn.Dropout(0.3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = x + self.down(self.dropout(self.norm(self.up(x)).tanh()))
@@ -102,9 +104,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.ModuleList(Block(width) for _ in range(2))
         self.head = nn.Linear(8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -116,7 +118,7 @@ class Net(nn.Module):
 
 def _wrapped(run: Run) -> nn.Module:
     torch.manual_seed(1)  # The same weights everywhere.
-    net = Net()
+    net = Net(run.width)
     if run.sharded:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -144,7 +146,7 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], Any]) -> None:
                 every=run.every,
                 keep=run.keep,
                 asynchronous=run.asynchronous,
-                timeout_s=60,
+                timeout_s=100,
                 _committer=run.committer,
             )
         )
@@ -152,7 +154,7 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], Any]) -> None:
         write({"start": start, "micro_batches": checkpoints.micro_batches})
         if run.framed:
             model = stack.enter_context(
-                hf.hyperframes(model, sample_input=torch.zeros(4, 8), activation_budget="2KiB")
+                hf.hyperframes(model, sample_input=torch.zeros(4, 8), activation_budget=run.budget)
             )
         for _ in range(start, run.steps):
             for index in range(2):
@@ -179,6 +181,10 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], Any]) -> None:
                 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         checkpoints.wait()
+        if run.framed:
+            seen = hf.stats(model)
+            moved = sum(seen[key] for key in ("peer_bytes", "host_bytes", "recomputed_bytes"))
+            write({"bytes_not_kept": moved})
         write({"ended": True, **checkpoints.stats(), "order_table": checkpoints.order_table})
 
 
@@ -209,6 +215,7 @@ def train(run: Run, rank: int, rendezvous: str) -> None:
 def alone(run: Run) -> Losses:
     """A single rank in this process; what it has written down is in lines(run, 0)."""
     Path(run.results).mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # As train() does: bits depend on it.
     run.world = 1
     with open(f"{run.results}/rank-0.jsonl", "a", encoding="ascii", buffering=1) as out:
         _loop(run, 0, lambda value: out.write(json.dumps(value) + "\n"))
@@ -238,7 +245,7 @@ def start(run: Run) -> list[BaseProcess]:
     return processes
 
 
-def finish(processes: list[BaseProcess], timeout_s: float = 60.0) -> list[int]:
+def finish(processes: list[BaseProcess], timeout_s: float = 150.0) -> list[int]:
     """Exit codes by rank; minus the signal's number where one ended it."""
     deadline = time.monotonic() + timeout_s
     for process in processes:
@@ -288,7 +295,8 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=2)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--slow-save", type=float, default=0.0)
-    parser.add_argument("--die-at", type=int, help="micro-batch at which rank 1 dies, once")
+    parser.add_argument("--die-at", type=int, help="micro-batch at which the last rank dies, once")
+    parser.add_argument("--failpoint", help="name[:rank[:pass]], for the first start only")
     args = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -297,6 +305,8 @@ def main() -> None:
         pause_s=args.pause, slow_save_s=args.slow_save,
         kill_at=(world - 1, args.die_at) if args.die_at is not None and first else None,
     )  # fmt: skip
+    if first and args.failpoint:
+        run.environment["HYPERFRAMES_FAILPOINT"] = args.failpoint
     Path(run.results).mkdir(parents=True, exist_ok=True)
     train(run, rank, "")
 

@@ -4,9 +4,9 @@
 
 Trains the example's model (data parallel over gloo) in blocks of 50 steps. A pair is a block that
 saves once, in its middle so that the writing overlaps with training as in a long run, and a block
-of the bare loop; which of them comes first alternates. A block's time is the slowest rank's and ends
-when its checkpoint is committed. Saving blocks have the hooks and call step() at every step. The
-comparison of the ranks' replicas, which the first save of a training makes, is not in it.
+of the bare loop; which of them comes first alternates. A block's time is the slowest rank's and
+ends when its checkpoint is committed. Saving blocks have the hooks and call step() at every step.
+The comparison of the ranks' replicas, which the first save of a training makes, is not in it.
 
 Writes docs/benchmarks/checkpoint.json, and the ratio into docs/benchmarks/control.json.
 """

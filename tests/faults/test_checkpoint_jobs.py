@@ -84,7 +84,8 @@ def test_a_job_whose_rank_is_killed_restarts_and_its_losses_are_those_of_an_undi
     assert ended["state"] == "JOB_STATE_SUCCEEDED", (ended, one_node.whole_log(job_id, 0))
     run = Run(str(tmp_path / "c"), str(tmp_path / "r"))
     assert losses(run, 0) == undisturbed
-    assert [line["start"] for line in lines(run, 0) if "start" in line] == [0, 4]
+    # The save of step 4 may still have been under way when the rank died.
+    assert [line["start"] for line in lines(run, 0) if "start" in line] in ([0, 4], [0, 2])
     if decided_by == "coordinator":
         known = committed(one_node, tmp_path / "c")
         assert [int(each["global_step"]) for each in known] == [6, 4]

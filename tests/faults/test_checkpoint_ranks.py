@@ -140,12 +140,13 @@ def test_sharded_parameters_come_back_bit_equal(tmp_path: Path) -> None:
 
 
 def test_a_run_under_an_open_context_with_a_budget_goes_on_bit_equal(tmp_path: Path) -> None:
-    whole = Run(str(tmp_path / "wc"), str(tmp_path / "wr"), steps=STEPS, every=0)
-    run = make(tmp_path, framed=True)
+    whole = Run(str(tmp_path / "wc"), str(tmp_path / "wr"), steps=STEPS, every=0, width=256)
+    run = make(tmp_path, framed=True, budget="30KiB", width=256)
     assert launch(whole) == [0, 0], output(whole)
     run.steps = 3
     assert launch(run) == [0, 0], output(run)
     run.steps = STEPS
     assert launch(run) == [0, 0], output(run)
+    assert all(line["bytes_not_kept"] > 0 for line in lines(run, 0) if "bytes_not_kept" in line)
     assert [line["start"] for line in lines(run, 0) if "start" in line] == [0, 2]
     assert [losses(run, rank) for rank in range(2)] == [losses(whole, rank) for rank in range(2)]
