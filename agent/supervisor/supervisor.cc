@@ -332,6 +332,7 @@ std::vector<WorkerInfo> Supervisor::Poll() {
   MutexLock lock(&mutex_);
   std::vector<WorkerInfo> ended;
   for (auto& [worker_id, worker] : workers_) {
+    Reap(&worker);
     if (worker.info.status.state == WorkerState::kExited) continue;
     const WorkerStatus status = PollOne(worker_id, &worker);
     if (status.state != WorkerState::kExited) {
@@ -347,14 +348,20 @@ std::vector<WorkerInfo> Supervisor::Poll() {
   return ended;
 }
 
-WorkerStatus Supervisor::PollOne(const std::string& worker_id, Worker* worker) {
-  const std::string directory = DirectoryOf(worker_id);
-  // Life first, record second: the last thing that a shim does is to write the record.
-  const bool shim_lives = ShimLives(directory);
+// Also after the worker's end is known: a shim writes the last status while it still lives, and it
+// would stay a zombie for as long as the agent runs.
+void Supervisor::Reap(Worker* worker) {
   if (worker->spawned_shim != 0 &&
       waitpid(worker->spawned_shim, nullptr, WNOHANG) == worker->spawned_shim) {
     worker->spawned_shim = 0;
   }
+}
+
+WorkerStatus Supervisor::PollOne(const std::string& worker_id, Worker* worker) {
+  const std::string directory = DirectoryOf(worker_id);
+  // Life first, record second: the last thing that a shim does is to write the record.
+  const bool shim_lives = ShimLives(directory);
+  Reap(worker);
   const WorkerStatus& known = worker->info.status;
   absl::StatusOr<WorkerStatus> status = ReadStatus(directory);
   if (status.ok() && status->state == WorkerState::kExited) return *status;

@@ -105,6 +105,7 @@ class Supervisor {
   WorkerStatus EndWithoutShim(const std::string& worker_id, const Worker& worker);
   absl::StatusOr<pid_t> SpawnShim(const std::string& directory) const;
   static void SendStop(Worker* worker);
+  static void Reap(Worker* worker);
   void Prune() HF_REQUIRES(mutex_);
   std::string DirectoryOf(const std::string& worker_id) const;
   WorkerInfo InfoOf(const Worker& worker) const;

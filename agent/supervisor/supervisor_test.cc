@@ -122,6 +122,18 @@ TEST_F(SupervisorTest, RunsAWorkerWithExactlyItsEnvironmentAndTellsItsExitCode) 
   }));
 }
 
+TEST_F(SupervisorTest, LeavesNoZombieOfAWorkerThatHasEnded) {
+  std::set<pid_t> shims;
+  for (int rank = 0; rank < 20; ++rank) {
+    const std::string id = "job-0-" + std::to_string(rank);
+    ASSERT_TRUE(supervisor_->Start(Script(id, "true")).ok());
+    shims.insert(WaitForEnd(id).status.shim.pid);
+  }
+  for (const pid_t shim : shims) {
+    EXPECT_TRUE(Eventually([&] { return kill(shim, 0) != 0; })) << shim << " is not reaped";
+  }
+}
+
 TEST_F(SupervisorTest, StartsAWorkerOnceHoweverOftenItIsAsked) {
   const WorkerSpec spec = Script("job-0-0", "echo started");
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(supervisor_->Start(spec).ok());
