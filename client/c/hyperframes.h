@@ -124,10 +124,10 @@ hf_code hf_take_revocation(hf_engine* engine, char** lease_id);
  * coordinator.proto ("SubmitJob", "GetJob", "ListJobs", "WatchJob", "CancelJob", "PreemptJob",
  * "AttachJob", "DetachJob", "ReadLog", "ListNodes", "CreatePlan", "GetPlan") or checkpoint.proto
  * ("BeginCheckpoint", "PrepareCheckpoint", "CommitCheckpoint", "AbortCheckpoint",
- * "WatchCheckpoint", "RetireCheckpoint", "ListCheckpoints"); request and response are its messages as JSON. Protocol
- * versions are filled in. All calls are idempotent and retried until timeout_s (<= 0: the default,
- * and for calls that watch their wait_s more). UNAVAILABLE: the coordinator cannot be reached; the
- * message names address and remedy. */
+ * "WatchCheckpoint", "RetireCheckpoint", "ListCheckpoints"); request and response are its messages
+ * as JSON. Protocol versions are filled in. All calls are idempotent and retried until timeout_s
+ * (<= 0: the default, and for calls that watch their wait_s more). UNAVAILABLE: the coordinator
+ * cannot be reached; the message names address and remedy. */
 typedef struct hf_client hf_client;
 hf_code hf_client_open(const char* address, const char* options_json, hf_client** client);
 hf_code hf_call(hf_client* client, const char* method, const char* request_json, double timeout_s,

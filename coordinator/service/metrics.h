@@ -14,8 +14,8 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "hyperframes/v1/checkpoint.pb.h"
 #include "common/mutex.h"
+#include "hyperframes/v1/checkpoint.pb.h"
 #include "hyperframes/v1/coordinator.pb.h"
 
 namespace hyperframes {

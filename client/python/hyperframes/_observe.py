@@ -164,6 +164,9 @@ class ObservedEngine:
             steps, activation_bytes, activation_peak_bytes, recompute_ns, predicted_peak_bytes
         )
 
+    def report_micro_batches(self, stage: int, count: int, run_ns: int, wait_ns: int) -> None:
+        self._engine.report_micro_batches(stage, count, run_ns, wait_ns)
+
     def take_revocation(self) -> str | None:
         return self._engine.take_revocation()
 
