@@ -17,6 +17,7 @@
 #include "common/exit_code.h"
 #include "common/grpc_log.h"
 #include "common/listen_address.h"
+#include "common/malloc_arenas.h"
 #include "common/shutdown.h"
 #include "common/status_macros.h"
 
@@ -79,6 +80,7 @@ absl::Status Run(const AgentFlags& flags, ShutdownSignal* shutdown) {
 }  // namespace hyperframes
 
 int main(int argc, char** argv) {
+  hyperframes::UseOneMallocArena();
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
   hyperframes::RouteGrpcLog();

@@ -10,6 +10,7 @@
 #include "common/exit_code.h"
 #include "common/grpc_log.h"
 #include "common/listen_address.h"
+#include "common/malloc_arenas.h"
 #include "common/shutdown.h"
 #include "common/status_macros.h"
 #include "coordinator/planner/planner.h"
@@ -72,6 +73,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace hyperframes
 
 int main(int argc, char** argv) {
+  hyperframes::UseOneMallocArena();
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
   hyperframes::RouteGrpcLog();

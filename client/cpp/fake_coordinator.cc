@@ -93,7 +93,7 @@ class FakeCoordinator::JobsService final : public v1::Jobs::Service {
 
   grpc::Status PreemptJob(grpc::ServerContext*, const v1::PreemptJobRequest* request,
                           v1::Job* response) override {
-    const grpc::Status status = Answer("PreemptJob", request->id(), response);
+    grpc::Status status = Answer("PreemptJob", request->id(), response);
     response->set_state(v1::JOB_STATE_STOPPING);
     response->set_message(request->signal() ? "preempted by signal" : "preempted");
     return status;

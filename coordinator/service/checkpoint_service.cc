@@ -84,8 +84,9 @@ grpc::Status CheckpointsService::ListCheckpoints(grpc::ServerContext*,
                                                  const v1::ListCheckpointsRequest* request,
                                                  v1::ListCheckpointsResponse* response) {
   absl::StatusOr<v1::ListCheckpointsResponse> listed = desk_->List(*request);
-  if (listed.ok()) *response = *std::move(listed);
-  return metrics_->Rpc("ListCheckpoints", ToGrpc(listed.status()));
+  const absl::Status status = listed.status();
+  if (status.ok()) *response = *std::move(listed);
+  return metrics_->Rpc("ListCheckpoints", ToGrpc(status));
 }
 
 }  // namespace hyperframes

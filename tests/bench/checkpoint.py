@@ -1,13 +1,14 @@
 """What saving costs the training loop, at one save per 50 steps.
 
-    python tests/bench/checkpoint.py --pairs 7
+    python tests/bench/checkpoint.py --saves 12
 
-Trains the example's model (data parallel over gloo) in blocks of 50 steps. A pair is a block that
-saves once, in its middle so that the writing overlaps with training as in a long run, and a block
-of the bare loop; which of them comes first alternates. A block's time is the slowest rank's and
-ends when its checkpoint is committed. Saving blocks have the hooks and call step() at every step.
-CPU time is rank 0's, background included: it says on a busy machine what the clock cannot.
-The comparison of the ranks' replicas, which the first save of a training makes, is not in it.
+Trains the main job's model and batch (data parallel over gloo) and saves again and again. Around
+each save a few steps are timed: calm ones, then those in which the state is copied and its writing
+overlaps with training, then calm ones again. What the steps of the save take beyond the median of
+the calm ones beside them is the save's cost; over 50 such steps it is the overhead. Neighbours are
+seconds apart, so that a machine whose speed drifts by some per cent from minute to minute, as
+shared ones do, drifts under both alike: blocks of 50 steps with and without a save do not get below
+that. The comparison of the ranks' replicas, which the first save of a training makes, is not in it.
 
 Writes docs/benchmarks/checkpoint.json, and the ratio into docs/benchmarks/control.json.
 """
@@ -65,7 +66,7 @@ class Training:
 
 
 def worker(args: argparse.Namespace) -> None:
-    """One rank; rank 0 prints a JSON line per pair."""
+    """One rank; rank 0 prints a JSON line per save."""
     import torch.distributed as dist
 
     import hyperframes as hf
@@ -77,66 +78,51 @@ def worker(args: argparse.Namespace) -> None:
         )
     training = Training(args, rank)
     directory = Path(args.rendezvous).with_name("checkpoints")
+    with hf.checkpoint(
+        directory, model=training.model, optimizer=training.optimizer, every=0, keep=2
+    ) as checkpoints:
+        checkpoints.resume()
 
-    def meet() -> None:
-        if args.ranks > 1:
-            dist.barrier()
-
-    def plain() -> dict[str, float]:
-        meet()
-        started, cpu = time.perf_counter(), time.process_time()
-        for _ in range(args.steps):
-            training.step()
-        meet()
-        return {"seconds": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
-
-    def saving() -> dict[str, float]:
-        with hf.checkpoint(
-            directory, model=training.model, optimizer=training.optimizer, every=0, keep=2
-        ) as checkpoints:
-            checkpoints.resume()  # The run of the block before it.
-            checkpoints._saver.compared = True
-            meet()
-            started, cpu = time.perf_counter(), time.process_time()
-            for step in range(args.steps):
+        def steps(count: int, *, save: bool = False) -> list[float]:
+            """Seconds of each; the first one takes the checkpoint."""
+            taken = []
+            for index in range(count):
+                started = time.perf_counter()
                 training.step()
                 checkpoints.step()
-                if step == args.steps // 2:
+                if save and index == 0:
                     checkpoints.save()
-            checkpoints.wait()
-            meet()
-            seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-            stats = checkpoints.stats()
-            assert stats["saved"] == 1, stats
-        return {"seconds": seconds, "cpu_s": cpu, **stats}
+                taken.append(time.perf_counter() - started)
+            return taken
 
-    for _ in range(3):
-        training.step()
-    saving()
-    for pair in range(args.pairs):
-        if pair % 2:
-            bare = plain()
-            saved = saving()
-        else:
-            saved = saving()
-            bare = plain()
-        if rank == 0:
-            files = [p.stat().st_size for p in directory.rglob("*") if p.is_file()]
-            row = {
-                "pair": pair,
-                "first": "bare" if pair % 2 else "saving",
-                "bare_s": bare["seconds"],
-                "saving_s": saved["seconds"],
-                "overhead": saved["seconds"] / bare["seconds"] - 1,
-                "cpu_overhead": saved["cpu_s"] / bare["cpu_s"] - 1,
-                "blocked_ms": 1e3 * saved["blocked_s"],
-                "write_s": saved["write_s"],
-                "parameters": training.parameters,
-                "bytes_per_checkpoint": sum(files) // len(list(directory.glob("step-*"))),
-            }
-            print(json.dumps(row), flush=True)
-    meet()
+        steps(3, save=True)  # The first save compares replicas.
+        checkpoints.wait()
+        before = steps(args.calm)
+        for number in range(args.saves):
+            known = checkpoints.stats()
+            window = steps(args.window, save=True)
+            stats = checkpoints.stats()
+            assert stats["saved"] == known["saved"] + 1, "the save took longer than its window"
+            after = steps(args.calm)
+            calm = statistics.median(before + after)
+            before = after
+            extra = sum(window) - len(window) * calm
+            if rank == 0:
+                folders = list(directory.glob("step-*"))
+                files = [p.stat().st_size for f in folders for p in f.rglob("*") if p.is_file()]
+                row = {
+                    "save": number,
+                    "calm_step_s": calm,
+                    "extra_s": extra,
+                    "overhead": extra / (args.steps * calm),
+                    "blocked_ms": 1e3 * (stats["blocked_s"] - known["blocked_s"]),
+                    "write_s": stats["write_s"] - known["write_s"],
+                    "parameters": training.parameters,
+                    "bytes_per_checkpoint": sum(files) // len(folders),
+                }
+                print(json.dumps(row), flush=True)
     if args.ranks > 1:
+        dist.barrier()
         dist.destroy_process_group()
 
 
@@ -145,8 +131,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="hf-bench-", dir=args.directory) as folder:
         command = [
             sys.executable, __file__, "--worker", f"--rendezvous={folder}/rendezvous",
-            f"--ranks={args.ranks}", f"--pairs={args.pairs}", f"--steps={args.steps}",
-            f"--batch={args.batch}", f"--length={args.length}",
+            f"--ranks={args.ranks}", f"--saves={args.saves}", f"--steps={args.steps}",
+            f"--calm={args.calm}", f"--window={args.window}", f"--batch={args.batch}",
+            f"--length={args.length}",
         ]  # fmt: skip
         ranks = [
             subprocess.Popen(
@@ -159,20 +146,19 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         ]
         rows = []
         assert ranks[0].stdout is not None
-        print("pair  first   bare s  saving s  overhead  in CPU  blocked ms  write s", flush=True)
+        print("save  calm step s  extra s  overhead  blocked ms  write s", flush=True)
         for line in ranks[0].stdout:
             row = json.loads(line)
             rows.append(row)
             print(
-                f"{row['pair']:4}  {row['first']:6} {row['bare_s']:7.2f} {row['saving_s']:9.2f}"
-                f" {row['overhead']:9.2%} {row['cpu_overhead']:7.2%}"
-                f" {row['blocked_ms']:11.1f} {row['write_s']:8.2f}",
+                f"{row['save']:4} {row['calm_step_s']:12.3f} {row['extra_s']:8.3f}"
+                f" {row['overhead']:9.2%} {row['blocked_ms']:11.1f} {row['write_s']:8.2f}",
                 flush=True,
             )
         codes = [process.wait() for process in ranks]
         shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
-    if any(codes) or len(rows) != args.pairs:
-        raise SystemExit(f"the ranks ended with {codes} after {len(rows)} of {args.pairs} pairs")
+    if any(codes) or len(rows) != args.saves:
+        raise SystemExit(f"the ranks ended with {codes} after {len(rows)} of {args.saves} saves")
     return rows
 
 
@@ -218,10 +204,12 @@ def write(folder: Path, command: str, rows: list[dict[str, Any]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=50, help="of a block, with one save")
+    parser.add_argument("--saves", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=50, help="for which one save is made")
+    parser.add_argument("--calm", type=int, default=6, help="steps timed between two saves")
+    parser.add_argument("--window", type=int, default=4, help="steps in which a save has to end")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--directory", help="where checkpoints are written meanwhile")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks")
@@ -234,7 +222,7 @@ def main() -> None:
     rows = run(args)
     command = " ".join(["python", "tests/bench/checkpoint.py", *sys.argv[1:]])
     overhead = write(args.output, command, rows)
-    print(f"median overhead of {len(rows)} pairs: {overhead:.2%}")
+    print(f"median overhead of {len(rows)} saves: {overhead:.2%}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from ._compare import compare
 from ._comparison import Comparison
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
-from ._session import Session, stats
+from ._registry import stats
+from ._session import Session
 from ._worker import exit_with_codes
 from .client import Client
 from .errors import (
