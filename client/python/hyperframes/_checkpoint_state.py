@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import _registry
 from ._checkpoint_tensors import Optimizers, StateDict
 from ._config import cluster
 from ._refusals import unwrap_data_parallel
-from ._session import _sessions
 from .errors import DataLoss, InvalidArgument
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
@@ -146,9 +146,7 @@ def buffer_names(model: nn.Module) -> frozenset[str]:
 
 def plan_of(model: nn.Module) -> dict[str, Any]:
     """Id and epoch of the plan in force, when a HyperFrames context is open around the model."""
-    root = unwrap_data_parallel(model)
-    plans = [s.plan for m, s in _sessions.items() if unwrap_data_parallel(m) is root]
-    plan = plans[-1] if plans else None
+    plan = _registry.plan_of(model)
     if plan is None:
         return {"id": "", "epoch": 0}
     raw = plan.raw

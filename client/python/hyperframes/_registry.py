@@ -8,18 +8,23 @@ from typing import Any, Protocol
 from torch import nn
 
 from ._config import mode
+from ._refusals import unwrap_data_parallel
 from .errors import FailedPrecondition
+from .plan import Plan
 
 
-class _HasStats(Protocol):
+class _Session(Protocol):
+    @property
+    def plan(self) -> Plan | None: ...
+
     def stats(self) -> dict[str, Any]: ...
 
 
 # A session that was left holds nothing of its model: else neither would ever go.
-_sessions: weakref.WeakKeyDictionary[nn.Module, _HasStats] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[nn.Module, _Session] = weakref.WeakKeyDictionary()
 
 
-def register(model: nn.Module, session: _HasStats) -> None:
+def register(model: nn.Module, session: _Session) -> None:
     """From now on stats(model) asks this session."""
     _sessions[model] = session
 
@@ -36,3 +41,10 @@ def stats(model: nn.Module) -> dict[str, Any]:
             return {"mode": "off"}
         raise FailedPrecondition("The model is in no HyperFrames context: enter hf.hyperframes.")
     return session.stats()
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan of the context that ``model`` is or was last in, under whichever wrapper."""
+    root = unwrap_data_parallel(model)
+    plans = [s.plan for m, s in _sessions.items() if unwrap_data_parallel(m) is root]
+    return plans[-1] if plans else None
