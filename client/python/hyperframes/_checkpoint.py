@@ -16,7 +16,6 @@ from torch import nn
 from . import _checkpoint_files as files
 from . import _checkpoint_state as state
 from ._checkpoint_commit import Committer, CoordinatorCommitter, FileCommitter
-from ._checkpoint_progress import Progress, tell
 from ._checkpoint_ranks import Flags, Ranks, SaveSkipped
 from ._checkpoint_resume import Target, resume
 from ._checkpoint_save import Saver
@@ -25,6 +24,7 @@ from ._checkpoint_stop import StopSignal
 from ._checkpoint_tensors import HostCopies, state_of
 from ._config import cluster
 from ._failpoints import failpoint
+from ._progress import progress, tell
 from .client import Client
 from .errors import FailedPrecondition, InvalidArgument
 
@@ -304,14 +304,15 @@ class Checkpoints:
         if step == self._started_step:
             return  # Taken or under way: the same step has the same state.
         started = time.perf_counter()
-        with Progress(files.folder_name(step), enabled=self._ranks.first) as progress:
-            progress.phase("waiting for the save before it")
+        what = files.folder_name(step)
+        with progress(what, watch=True, enabled=self._ranks.reports) as said:
+            said.phase("waiting for the save before it")
             if self._thread is not None and self._thread.is_alive():
                 self._counts["waits"] += 1
             self._join()
             self._raise_error_everywhere()
             self._started_step = step
-            progress.phase("copying to host memory")
+            said.phase("copying to host memory")
             error, snapshot = None, None
             failpoint("capture.before")
             try:

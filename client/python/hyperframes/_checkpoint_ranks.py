@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ._group import world_size
+from ._progress import wanted as progress_wanted
 from .errors import HyperFramesError, ResourceExhausted, Unavailable, error_from_code
 
 _LONGEST_MESSAGE = 600
@@ -41,6 +42,11 @@ class Ranks:
     def first(self) -> bool:
         """This is rank 0."""
         return self.rank == 0
+
+    @property
+    def reports(self) -> bool:
+        """Says what takes long, for all of them."""
+        return self.first and progress_wanted()
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank. Unavailable names the ranks that do not answer."""

@@ -17,9 +17,9 @@ from . import _checkpoint_files as files
 from . import _checkpoint_state as state
 from . import _checkpoint_tensors as tensors
 from ._checkpoint_commit import Committer, missing
-from ._checkpoint_progress import Progress, tell
 from ._checkpoint_ranks import Ranks
 from ._checkpoint_save import SCHEMA, rank_file
+from ._progress import Progress, progress, tell
 from .errors import DataLoss, FailedPrecondition, HyperFramesError
 
 
@@ -51,19 +51,17 @@ def resume(
         FailedPrecondition: saved with another world size or topology (unless not ``strict``), or
             of another model.
     """
-    with Progress(f"resuming from {directory}", enabled=ranks.first) as progress:
-        progress.phase("looking")
-        found = _choose(directory, ranks, committer, progress)
+    with progress(f"resuming from {directory}", watch=True, enabled=ranks.reports) as said:
+        said.phase("looking")
+        found = _choose(directory, ranks, committer, said)
         if found is None:
             return None
         differences = _compare(found, target, strict, ranks)
-        progress.phase(f"loading {found.name}")
+        said.phase(f"loading {found.name}")
         return _load(directory / found.name, found, ranks, target, differences)
 
 
-def _choose(
-    directory: Path, ranks: Ranks, committer: Committer, progress: Progress
-) -> _Found | None:
+def _choose(directory: Path, ranks: Ranks, committer: Committer, said: Progress) -> _Found | None:
     error, names = None, []
     if ranks.first:
         try:
@@ -73,7 +71,7 @@ def _choose(
     names = ranks.vote(error, names)[0]
     damage = []
     for name in names:
-        progress.phase(f"checking {name}")
+        said.phase(f"checking {name}")
         try:
             found = _verified(directory / name, ranks)
         except DataLoss as damaged:

@@ -16,10 +16,10 @@ from typing import Any
 from . import _checkpoint_files as files
 from . import _checkpoint_tensors as tensors
 from ._checkpoint_commit import Committer, Shard
-from ._checkpoint_progress import Progress, tell
 from ._checkpoint_ranks import Ranks, as_named
 from ._checkpoint_state import Snapshot, hash_of, job_of, to_bytes
 from ._failpoints import failpoint
+from ._progress import Progress, progress, tell
 from .errors import FailedPrecondition, HyperFramesError
 
 SCHEMA = 1
@@ -50,7 +50,8 @@ class Saver:
         Raises the same error on every rank, naming the rank that failed first.
         """
         step = snapshot.counters.step if snapshot is not None else 0
-        with Progress(f"checkpoint {files.folder_name(step)}", enabled=self.ranks.first) as said:
+        what = f"checkpoint {files.folder_name(step)}"
+        with progress(what, watch=True, enabled=self.ranks.reports) as said:
             self.ranks.vote(error)
             assert snapshot is not None
             _Save(self, snapshot, said).run()

@@ -17,11 +17,22 @@ from typing import TextIO
 
 PATIENCE_S = 2.0
 _LONGEST_LINE = 240
+_LONGEST_SENTENCE = 600
 
 
-def _wanted() -> bool:
-    value = os.environ.get("HYPERFRAMES_PROGRESS", "on").lower()
-    return value != "off" and os.environ.get("RANK", "0") == "0"
+def tell(sentence: str) -> None:
+    """One line on stderr, bounded."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"HyperFrames: {sentence[:_LONGEST_SENTENCE]}", file=sys.stderr, flush=True)
+
+
+def wanted() -> bool:
+    """HYPERFRAMES_PROGRESS does not silence it."""
+    return os.environ.get("HYPERFRAMES_PROGRESS", "on").lower() != "off"
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 class Progress:
@@ -54,7 +65,7 @@ class Progress:
         self._ask = ask
         self._clock = clock
         self._stream = stream if stream is not None else sys.stderr
-        self._enabled = _wanted() if enabled is None else enabled
+        self._enabled = wanted() and _is_first() if enabled is None else enabled
         self._lock = threading.Lock()
         self._began = self._said = clock()
         self._done = 0
@@ -68,6 +79,10 @@ class Progress:
             self._done += advance
             self._detail = detail or self._detail
             self._speak()
+
+    def phase(self, words: str) -> None:
+        """What is being done now, where nothing is counted."""
+        self(words, advance=0)
 
     def look(self) -> None:
         """Says where it is when a line is due; for whoever waits and has nothing to report."""
