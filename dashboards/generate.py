@@ -220,6 +220,14 @@ def speed() -> Iterator[dict[str, Any]]:
             "{{uuid}} stage {{stage}}",
         ),
     )  # fmt: skip
+    waits = rate("hyperframes_micro_batch_wait_seconds_total")
+    runs = rate("hyperframes_micro_batch_run_seconds_total")
+    yield panel(
+        "Bubble ratio", "percentunit",
+        "Share of a stage's time in which none of its micro-batches runs. Without a pipeline that is"
+        " the optimizer, the data and the other ranks.",
+        (f"{waits} / ({runs} + {waits} > 0) {OF_JOB}", "{{uuid}} stage {{stage}}"),
+    )  # fmt: skip
     yield panel(
         "Recomputing", "percentunit", "Share of time spent on dropped frames.",
         (f"{rate('hyperframes_recompute_seconds_total')} {OF_JOB}", "{{uuid}}"),
