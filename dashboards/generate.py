@@ -224,8 +224,8 @@ def speed() -> Iterator[dict[str, Any]]:
     runs = rate("hyperframes_micro_batch_run_seconds_total")
     yield panel(
         "Bubble ratio", "percentunit",
-        "Share of a stage's time in which none of its micro-batches runs. Without a pipeline that is"
-        " the optimizer, the data and the other ranks.",
+        "Share of a stage's time in which none of its micro-batches runs. Without a pipeline that"
+        " is the optimizer, the data and the other ranks.",
         (f"{waits} / ({runs} + {waits} > 0) {OF_JOB}", "{{uuid}} stage {{stage}}"),
     )  # fmt: skip
     yield panel(
