@@ -47,7 +47,8 @@ class JobLife : public testing::Test {
         std::make_unique<Reconciler>(options, book_.get(), registry_.get(), &agents_, &clock_);
     reconciler_->set_coordinator_address("127.0.0.1:7461");
   }
-  void Register(const std::string& node, uint64_t incarnation) {
+  // How a node registers, with two GPUs and no worker.
+  static v1::RegisterRequest Description(const std::string& node, uint64_t incarnation) {
     v1::RegisterRequest request;
     request.set_node(node);
     request.set_incarnation(incarnation);
@@ -58,7 +59,10 @@ class JobLife : public testing::Test {
       gpu->set_index(i);
       gpu->set_total_bytes(1 << 20);
     }
-    ASSERT_TRUE(registry_->Register(request).ok());
+    return request;
+  }
+  void Register(const std::string& node, uint64_t incarnation) {
+    ASSERT_TRUE(registry_->Register(Description(node, incarnation)).ok());
   }
   // What the node's agent says of its first GPU.
   void UseBytes(const std::string& node, int64_t bytes) {

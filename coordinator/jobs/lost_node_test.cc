@@ -27,16 +27,7 @@ class LostNode : public JobLife {
   }
   // With the workers that its agent still has.
   void ComeBack(const std::string& node, uint64_t incarnation) {
-    v1::RegisterRequest request;
-    request.set_node(node);
-    request.set_incarnation(incarnation);
-    request.set_agent_address(node);
-    for (int i = 0; i < 2; ++i) {
-      v1::GpuInfo* gpu = request.add_gpus();
-      gpu->set_uuid(absl::StrCat("SIM-", node, "-", i));
-      gpu->set_index(i);
-      gpu->set_total_bytes(1 << 20);
-    }
+    v1::RegisterRequest request = Description(node, incarnation);
     for (const v1::WorkerReport& worker : agents_.Workers(node)) *request.add_workers() = worker;
     ASSERT_TRUE(registry_->Register(request).ok());
   }

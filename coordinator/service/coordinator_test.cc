@@ -19,69 +19,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/grpc_status.h"
 #include "common/protocol_version.h"
 #include "coordinator/jobs/fake_agents.h"
 #include "coordinator/service/coordinator_server.h"
+#include "coordinator/service/fake_agent_server.h"
 #include "hyperframes/v1/agent.grpc.pb.h"
 
 namespace hyperframes {
 namespace {
-
-class AgentService final : public v1::Agent::Service {
- public:
-  AgentService(FakeAgents* agents, std::string name) : agents_(agents), name_(std::move(name)) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
-
-  grpc::Status StartWorker(grpc::ServerContext*, const v1::StartWorkerRequest* request,
-                           v1::StartWorkerResponse* response) override {
-    return Give(agents_->StartWorker(name_, *request), response->mutable_worker());
-  }
-  grpc::Status StopWorker(grpc::ServerContext*, const v1::StopWorkerRequest* request,
-                          v1::StopWorkerResponse* response) override {
-    return Give(agents_->StopWorker(name_, *request), response->mutable_worker());
-  }
-  grpc::Status ReservePort(grpc::ServerContext*, const v1::ReservePortRequest* request,
-                           v1::ReservePortResponse* response) override {
-    return Give(agents_->ReservePort(name_, *request), response);
-  }
-  grpc::Status ReadWorkerLog(grpc::ServerContext*, const v1::ReadWorkerLogRequest* request,
-                             v1::ReadLogResponse* response) override {
-    return Give(agents_->ReadWorkerLog(name_, *request), response);
-  }
-  grpc::Status PrepareLease(grpc::ServerContext*, const v1::PrepareLeaseRequest* request,
-                            v1::LeaseResponse* response) override {
-    return Give(agents_->PrepareLease(name_, *request), response->mutable_lease());
-  }
-  grpc::Status CommitLease(grpc::ServerContext*, const v1::LeaseRequest* request,
-                           v1::LeaseResponse* response) override {
-    return Give(agents_->CommitLease(name_, *request), response->mutable_lease());
-  }
-  grpc::Status RevokeLease(grpc::ServerContext*, const v1::RevokeLeaseRequest* request,
-                           v1::LeaseResponse* response) override {
-    return Give(agents_->RevokeLease(name_, *request), response->mutable_lease());
-  }
-  grpc::Status ReleaseLease(grpc::ServerContext*, const v1::LeaseRequest* request,
-                            v1::LeaseResponse* response) override {
-    return Give(agents_->ReleaseLease(name_, *request), response->mutable_lease());
-  }
-
- private:
-  template <typename Message>
-  grpc::Status Give(const absl::StatusOr<Message>& result, Message* out) {
-    if (result.ok()) *out = *result;
-    return ToGrpc(result.status());
-  }
-  FakeAgents* const agents_;
-  const std::string name_;
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
-};
 
 // Leases 4 KiB of its node's host memory to every rank.
 absl::StatusOr<v1::FramePlan> HostPlan(const v1::PlanProblem& problem) {
@@ -130,37 +75,12 @@ class Coordinator : public testing::Test {
     context->set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit));
     return context;
   }
-  v1::RegisterRequest Description() {
-    v1::RegisterRequest request;
-    request.mutable_version()->set_major(kProtocolMajor);
-    request.set_node("a");
-    request.set_incarnation(7);
-    request.set_agent_address(agent_.address());
-    request.set_worker_socket("/run/a.sock");
-    request.set_host_lendable_bytes(1 << 20);
-    for (int i = 0; i < 2; ++i) {
-      v1::GpuInfo* gpu = request.add_gpus();
-      gpu->set_uuid(absl::StrCat("SIM-a-", i));
-      gpu->set_index(i);
-      gpu->set_total_bytes(1 << 20);
-    }
-    for (const auto& worker : agents_.Workers("a")) *request.add_workers() = worker;
-    for (const auto& lease : agents_.Leases("a")) *request.add_leases() = lease;
-    return request;
-  }
   grpc::Status Register(v1::RegisterResponse* response) {
-    return membership_->Register(Within().get(), Description(), response);
+    return membership_->Register(Within().get(), agent_.Description(), response);
   }
   void Report() {
-    v1::ReportRequest request;
-    request.set_node("a");
-    request.set_incarnation(7);
-    const v1::RegisterRequest all = Description();
-    *request.mutable_gpus() = all.gpus();
-    *request.mutable_workers() = all.workers();
-    *request.mutable_leases() = all.leases();
     v1::ReportResponse response;
-    const grpc::Status status = membership_->Report(Within().get(), request, &response);
+    const grpc::Status status = membership_->Report(Within().get(), agent_.News(), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
   static v1::SubmitJobRequest Submission(int ranks) {
@@ -221,7 +141,7 @@ class Coordinator : public testing::Test {
   }
 
   FakeAgents agents_;
-  AgentService agent_{&agents_, "a"};
+  FakeAgentServer agent_{&agents_, "a"};
   CoordinatorOptions options_;
   std::unique_ptr<CoordinatorServer> server_;
   std::unique_ptr<v1::Membership::Stub> membership_;
@@ -363,7 +283,7 @@ TEST_F(Coordinator, GoesOnWithJobsAndLeasesAfterARestart) {
 TEST_F(Coordinator, AnswersBadCallsWithACodeAndASentence) {
   StartServer();
   v1::RegisterResponse registered;
-  v1::RegisterRequest old = Description();
+  v1::RegisterRequest old = agent_.Description();
   old.mutable_version()->set_major(9);
   EXPECT_EQ(membership_->Register(Within().get(), old, &registered).error_code(),
             grpc::StatusCode::FAILED_PRECONDITION);

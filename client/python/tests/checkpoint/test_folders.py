@@ -155,13 +155,16 @@ def test_another_model_is_refused_by_the_tensors_name(run: Run) -> None:
 
 def test_a_directory_has_one_training_at_a_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = (
-        "import sys, time; from pathlib import Path; from hyperframes._checkpoint_files import *\n"
+        "import sys; from pathlib import Path; from hyperframes._checkpoint_files import *\n"
         "lock = DirectoryLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True)\n"
-        "time.sleep(60)"
+        "sys.stdin.read()"  # Until it is killed, or this test has gone.
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
-        [sys.executable, "-c", holder, run.directory], stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", holder, run.directory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
