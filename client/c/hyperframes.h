@@ -65,8 +65,12 @@ hf_code hf_plan(const char* problem_json, char** plan_json);
  * options_json: {"backend": "host", "devices": [{"uuid", "total_bytes", "peer_bandwidth",
  * "host_bandwidth", "latency_s", "compute_slowdown"}], "host_bytes": N}; bandwidths in bytes/s, 0 =
  * as fast as memory. With {"backend": "host"} alone, HYPERFRAMES_HOST_DEVICES describes them
- * ("2 x 1GiB"), else one device without peers and half of the free memory as host. HYPERFRAMES_NODE
- * names the node ("local"), and with it "host:<node>". machine_json: {"devices":
+ * ("2 x 1GiB"), else one device without peers and half of the free memory as host.
+ * {"backend": "cuda", "host_bytes": N, "gpu_index": I, "reserve_bytes": N, "measure": bool}: the
+ * GPUs that CUDA sees in this process. "gpu_index" (either backend) is the one that computes, in
+ * CUDA's order; the others may lend all but their reserve (1GiB). "measure" times copies and waits,
+ * with two more events each. Without "backend", HYPERFRAMES_BACKEND decides ("host").
+ * HYPERFRAMES_NODE names the node ("local"), and with it "host:<node>". machine_json: {"devices":
  * [DeviceProfile...], "links": [LinkProfile...]}, links measured now. */
 typedef struct hf_machine hf_machine;
 hf_code hf_machine_open(const char* options_json, hf_machine** machine);
