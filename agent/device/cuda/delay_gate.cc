@@ -81,7 +81,8 @@ void DelayGate::Run() {
     std::atomic_thread_fence(std::memory_order_release);
     words_->released = next.number;
   }
-  words_->released = UINT32_MAX;
+  MutexLock lock(&mutex_);
+  words_->released = queued_;  // Nobody may be left waiting.
 }
 
 }  // namespace hyperframes
