@@ -167,6 +167,22 @@ class Trainer:
             model, ids, loss_fn=lambda out: loss_of(out, targets), optimizer=optimizer
         )
 
+    @functools.cached_property
+    def plain_step_never_waits(self) -> bool:
+        """Whether torch's own step is free of synchronization; only then ours can be held to it."""
+        model = self.model()
+        ids, targets = self.batch(0)
+        for sync_mode in ("default", "error"):
+            torch.cuda.set_sync_debug_mode(sync_mode)
+            try:
+                loss_of(model(ids), targets).backward()
+            except RuntimeError as error:
+                print(f"syncs are not checked: {str(error)[:200]}", flush=True)
+                return False
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return True
+
     def session(self, model: nn.Module, mode: dict[str, Any]) -> hf.Session | None:
         """The context of a mode, with the smallest budget that works or a share of "nothing"."""
         if "share" not in mode:
@@ -175,14 +191,13 @@ class Trainer:
         options = {"profile": profile, "forbid": mode["forbid"]}
         if mode.get("chaos"):
             options["_chaos"] = mode["chaos"]
-        budget = int(profile.activation_bytes * mode["share"])
-        if not budget:
-            try:
-                with hf.hyperframes(model, activation_budget=1, **options):
-                    raise AssertionError("one byte is no budget")
-            except hf.ResourceExhausted as refused:
-                words = str(refused).split("the smallest activation_budget that works is")[1]
-                budget = int(words.split("(")[1].split(" bytes")[0])
+        try:
+            with hf.hyperframes(model, activation_budget=1, **options):
+                raise AssertionError("one byte is no budget")
+        except hf.ResourceExhausted as refused:
+            words = str(refused).split("the smallest activation_budget that works is")[1]
+            least = int(words.split("(")[1].split(" bytes")[0])
+        budget = max(least, int(profile.activation_bytes * mode["share"]))
         return hf.hyperframes(model, activation_budget=budget, **options)
 
     def train(self, mode: dict[str, Any]) -> Run:
@@ -224,10 +239,10 @@ class Trainer:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
         run.step_ms.append((time.perf_counter() - begin) * 1e3)
-        run.losses.append(loss.detach())
+        run.losses.append(loss.detach().cpu())
         del loss
         run.peaks.append(torch.cuda.max_memory_allocated(DEVICE))
-        run.prints.append(fingerprint(model))
+        run.prints.append(fingerprint(model).cpu())
         optimizer.step()
         run.allocated.append(torch.cuda.memory_allocated(DEVICE))
         run.reserved.append(torch.cuda.memory_reserved(DEVICE))

@@ -24,6 +24,18 @@ CUmemAllocationProp Properties(CUdevice device) {
   return properties;
 }
 
+// The driver has no code of its own for a descriptor that is something else.
+absl::Status NotLent(const CudaDriver& driver, CUresult result, int descriptor,
+                     const std::string& subject) {
+  const absl::Status why = driver.Check(result, "cuMemImportFromShareableHandle", subject);
+  if (why.code() == absl::StatusCode::kResourceExhausted) return why;
+  return absl::InvalidArgumentError(
+      absl::StrCat("descriptor ", descriptor,
+                   " is no memory that a GPU of this machine has lent: take the one that came with "
+                   "the lease; ",
+                   why.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<Bytes> InGranules(const CudaDriver& driver, CUdevice device, Bytes bytes) {
@@ -74,8 +86,9 @@ absl::StatusOr<std::unique_ptr<Memory>> MappedMemory::Map(
   const std::string subject = absl::StrCat(FormatBytes(bytes), " for ", context->uuid());
 
   CUmemGenericAllocationHandle handle = 0;
-  HF_CUDA_RETURN_IF_ERROR(driver, subject, cuMemImportFromShareableHandle, &handle,
-                          reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)), kDescriptor);
+  const CUresult imported = driver.cuMemImportFromShareableHandle(
+      &handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)), kDescriptor);
+  if (imported != CUDA_SUCCESS) return NotLent(driver, imported, descriptor, subject);
   // The mapping holds the memory from here on; the handle is only needed to make it.
   auto release = absl::MakeCleanup([&] { driver.cuMemRelease(handle); });
   const auto size = static_cast<size_t>(whole);

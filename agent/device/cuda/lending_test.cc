@@ -27,7 +27,7 @@ namespace {
 
 constexpr Bytes kLent = 256 * kMiB;
 constexpr Bytes kLooked = kMiB;
-constexpr Bytes kLessThanAContext = 128 * kMiB;
+constexpr Bytes kLessThanAContext = 64 * kMiB;
 constexpr size_t kUuidRoom = 64;
 
 void Require(bool condition, const char* what) {
@@ -189,15 +189,17 @@ TEST(Lending, WorksFromAHiddenGpuAndOutlivesTheLender) {
   end(lender);
   Say(to_borrower[0], 'k');
   EXPECT_TRUE(Hear(to_borrower[0], 'c'));
-  // The driver takes a moment to count what was given back.
-  const absl::Time deadline = absl::Now() + absl::Seconds(5);
-  while (FreeOn(lends) < free_before && absl::Now() < deadline) {
-  }
-  EXPECT_EQ(FreeOn(lends), free_before) << "bytes are left on the lender";
+  // While the borrower lives, the driver keeps a few MiB there of its own.
+  EXPECT_GE(FreeOn(lends), free_before - kLessThanAContext) << "bytes are left on the lender";
   Say(to_borrower[0], 'e');
   int status = -1;
   ASSERT_EQ(waitpid(borrower, &status, 0), borrower);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  // It takes a moment to count what was given back.
+  const absl::Time deadline = absl::Now() + absl::Seconds(5);
+  while (FreeOn(lends) < free_before && absl::Now() < deadline) {
+  }
+  EXPECT_EQ(FreeOn(lends), free_before) << "bytes are left on the lender";
 }
 
 }  // namespace

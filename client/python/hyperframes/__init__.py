@@ -10,7 +10,8 @@ with hf.hyperframes(model, profile=profile, activation_budget="2GiB") as model:
 
 from ._meter import ActivationMeter, metered
 from ._profiler import profile
-from ._session import Session, stats
+from ._registry import stats
+from ._session import Session
 from ._worker import exit_with_codes
 from .client import Client
 from .errors import (

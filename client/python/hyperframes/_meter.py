@@ -125,6 +125,11 @@ class ActivationMeter:
         """Looks at the model's parameters again; they may have moved."""
         self._skip = ParameterStorages(self._model)
 
+    def forget_model(self) -> None:
+        """Keeps what was counted and nothing of the model; the meter is no longer in use."""
+        self._model = None
+        self._skip = ParameterStorages()
+
     def observe(self, storage: torch.UntypedStorage) -> None:
         """Counts a storage from now until its memory is given back. Idempotent."""
         key = storage._cdata

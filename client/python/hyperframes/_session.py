@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -38,14 +37,13 @@ from ._refusals import (
     refuse_subclass,
     unwrap,
 )
+from ._registry import register
 from ._reporting import summarize
 from .errors import FailedPrecondition
 from .plan import Plan
 from .profile import Profile, Signature, StorageInfo, signature_of
 
 _PLAIN = torch.Tensor.__torch_dispatch__
-
-_sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
 
 
 class Session:
@@ -135,7 +133,7 @@ class Session:
         except BaseException:
             self._uninstall(*sys.exc_info())
             raise
-        _sessions[self._model] = self
+        register(self._model, self)
         return self._model
 
     def __exit__(
@@ -147,9 +145,11 @@ class Session:
         if self._off:
             return
         self._uninstall(kind, error, trace)
-        store = self._store
-        if store is None:
-            return
+        if self._store is not None:
+            self._close(self._store)
+        self._let_go()
+
+    def _close(self, store: FrameStore) -> None:
         self._end_step()
         if store.live:
             # A graph outlives the context (a retained backward, an exception with its traceback):
@@ -159,6 +159,15 @@ class Session:
             store.quiesce()
             self._last_engine_stats = store.engine.stats()
             store.engine.close()
+
+    def _let_go(self) -> None:
+        """hf.stats() finds this object for as long as the model lives: were the model held from
+        here, with its optimizer, both would live for ever."""
+        del self._model, self._root
+        self._blocks = {}
+        self._sample = {}
+        self._ledger.begin_forward()
+        self._meter.forget_model()
 
     def _install(self) -> None:
         undo = self._undo
@@ -484,17 +493,3 @@ class Session:
 def _unpack(packed: Any) -> torch.Tensor:
     tensor: torch.Tensor = packed.unpack()
     return tensor
-
-
-def stats(model: nn.Module) -> dict[str, Any]:
-    """What the context around ``model`` planned and did; see Session.stats().
-
-    Raises:
-        FailedPrecondition: the model was never in a HyperFrames context.
-    """
-    session = _sessions.get(model)
-    if session is None:
-        if mode() == "off":
-            return {"mode": "off"}
-        raise FailedPrecondition("The model is in no HyperFrames context: enter hf.hyperframes.")
-    return session.stats()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -105,6 +107,27 @@ def test_leaving_the_context_restores_every_hook() -> None:
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
     assert_same(train(make_gpt()), train(make_gpt()))
+
+
+def test_nothing_keeps_the_model_once_its_context_was_left() -> None:
+    model = make_gpt()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    alive = weakref.ref(model), weakref.ref(optimizer)
+    ids, targets = batch(0)
+    context = hf.hyperframes(
+        model,
+        sample_input=ids,
+        loss_fn=lambda out: loss_of(out, targets),
+        optimizer=optimizer,
+        _backend=FakeBackend(mixed),
+    )
+    with context as inside:
+        train(inside, steps=1)
+    assert hf.stats(model)["steps"] == 1
+    del model, optimizer, inside
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None]
+    assert context.stats()["steps"] == 1
 
 
 def test_the_engine_keeps_what_it_cannot_place_and_nothing_changes() -> None:
