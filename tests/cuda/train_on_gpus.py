@@ -149,7 +149,8 @@ class Trainer:
 
     def model(self) -> GPT:
         torch.manual_seed(0)
-        return GPT(self._arguments).to(DEVICE, self._dtype)
+        with DEVICE:  # On the processor this alone would take longer than training.
+            return GPT(self._arguments).to(self._dtype)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         a = self._arguments
