@@ -22,6 +22,9 @@ from cases.backends import RuleOnRealEngine, chaotic, machine_on_gpus
 from cases.framing import framed, mixed, peer
 from cases.small_gpt import DEVICE, assert_same, batch, loss_of, make_gpt, train
 from hyperframes import _native
+from hyperframes._blocks import Ledger
+from hyperframes._engine import PEER
+from hyperframes._frames import FrameStore, Moved
 
 pytestmark = pytest.mark.skipif(
     DEVICE.type != "cuda", reason="needs a GPU (HYPERFRAMES_TEST_DEVICE=cuda)"
@@ -81,6 +84,55 @@ def test_checksums_are_refused_by_name() -> None:
         framed(make_gpt(), peer, _with=backend),
     ):
         raise AssertionError("the processor cannot read a GPU's memory")
+
+
+def moved_away(chaos: dict[str, Any] | None = None) -> tuple[FrameStore, Moved, torch.Tensor]:
+    """A tensor on the peer, its source released, and what it held."""
+    engine = RuleOnRealEngine(peer, chaos=chaos).open_engine({}, {})
+    device = torch.device("cuda", torch.cuda.current_device())
+    store = FrameStore(engine, device)
+    tensor = torch.arange(1 << 20, device=device, dtype=torch.float32)
+    expected = tensor.clone()
+    ledger = Ledger(device)
+    record, _ = ledger.classify(tensor.untyped_storage())
+    moved = store.move(
+        tensor, record, micro_batch=0, block_index=0, tier=PEER, lender="", preferred_offset=-1,
+        shared=True,
+    )  # fmt: skip
+    assert moved is not None
+    del tensor
+    store.release_sources(0)
+    torch.cuda.synchronize()
+    return store, moved, expected
+
+
+def test_t5_a_buffer_prefetched_on_one_stream_lives_until_another_has_read_it() -> None:
+    store, moved, expected = moved_away()
+    moved.entry.prefetch()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(400_000_000)  # Longer than the main stream needs to reuse the memory.
+        seen = moved.unpack().clone()
+    taken = [torch.zeros_like(expected) for _ in range(4)]
+    torch.cuda.synchronize()
+    assert torch.equal(seen, expected)
+    del taken, moved
+    store.engine.close()
+
+
+def test_t5_a_second_stream_reads_a_shared_reload_only_once_it_is_there() -> None:
+    for seed in range(3):
+        store, moved, expected = moved_away({"seed": seed, "longest_delay_s": 0.1})
+        stale = torch.zeros_like(expected)
+        del stale  # Its memory becomes the reload buffer.
+        first = moved.unpack()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            seen = moved.unpack().clone()
+        torch.cuda.synchronize()
+        assert torch.equal(seen, expected)
+        assert torch.equal(first, expected)
+        del first, moved
+        store.engine.close()
 
 
 # The lane back cannot be proved from here: by the time that a backward asks, the compute stream has
