@@ -2,8 +2,8 @@
 """Trains a small GPT on real GPUs in every mode, without daemons, and compares each with the plain
 run: losses and gradients bit for bit, allocated bytes flat after the third step, no hang.
 
-    python tests/cuda/train_on_gpus.py                       # GPU 0 computes, the others may lend
-    python tests/cuda/train_on_gpus.py --dtype float32 --modes nothing,host
+    python tests/gpus/train_on_gpus.py                       # GPU 0 computes, the others may lend
+    python tests/gpus/train_on_gpus.py --dtype float32 --modes nothing,host
 
 Prints a line per mode and exits with 1 when any of it does not hold. Modes that need a peer are
 skipped, and counted as skipped, on a machine with one GPU.
