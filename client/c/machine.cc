@@ -81,9 +81,9 @@ absl::StatusOr<Machine::Options> Machine::ReadOptions(const std::string& options
   reader.Bool("measure", &options.cuda.measure);
   HF_RETURN_IF_ERROR(reader.Parse(options_json));
   if (options.backend != "host" && options.backend != "cuda") {
-    return absl::InvalidArgumentError(absl::StrCat("options_json: there is no backend \"",
-                                                   options.backend.substr(0, 64),
-                                                   "\"; there are \"host\" and \"cuda\""));
+    return absl::UnimplementedError(absl::StrCat("options_json: there is no backend \"",
+                                                 options.backend.substr(0, 64),
+                                                 "\"; there are \"host\" and \"cuda\""));
   }
   const bool simulates = options.backend == "host";
   if (!simulates && !options.devices.empty()) {
