@@ -172,7 +172,6 @@ TEST_P(DeviceConformance, StartsLaterWorkOnlyAfterTheEventItWaitsFor) {
     ASSERT_TRUE(out->Delay(absl::Milliseconds(20)).ok());
     ASSERT_TRUE(out->Copy(slot->data(), source->data(), kBytes).ok());
     const auto copied = out->Record();
-    EXPECT_FALSE(copied->Done()) << "twenty milliseconds cannot have passed";
     ASSERT_TRUE(in->WaitFor(copied).ok());
     ASSERT_TRUE(in->Copy(back->data(), slot->data(), kBytes).ok());
     EXPECT_TRUE(Holds(backend_->Read(in.get(), back->data(), kBytes), 's'));
@@ -185,7 +184,7 @@ TEST_P(DeviceConformance, DelaysOneLaneAndNotTheOthers) {
   const auto memory = OnGpu();
   const auto slow = Out();
   const auto fast = In();
-  ASSERT_TRUE(slow->Delay(absl::Milliseconds(100)).ok());
+  ASSERT_TRUE(slow->Delay(absl::Seconds(1)).ok());
   const auto late = slow->Record();
   ASSERT_TRUE(fast->Delay(absl::Milliseconds(1)).ok());
   ASSERT_TRUE(fast->Fill(memory->data(), 'f', kBytes).ok());
@@ -212,7 +211,7 @@ TEST_P(DeviceConformance, OrdersALaneBehindTheProgramAndTheProgramBehindALane) {
 TEST_P(DeviceConformance, SaysWhoseTimeAWaitCosts) {
   const auto out = Out();
   const absl::Duration before = compute()->measured_exposed_wait();
-  ASSERT_TRUE(out->Delay(absl::Milliseconds(20)).ok());
+  ASSERT_TRUE(out->Delay(absl::Milliseconds(200)).ok());
   const auto late = out->Record();
   ASSERT_TRUE(compute()->ComputeWait(nullptr, *late).ok());
   EXPECT_EQ(compute()->compute_wait_blocks(), GetParam() == "host");
@@ -223,7 +222,7 @@ TEST_P(DeviceConformance, SaysWhoseTimeAWaitCosts) {
   EXPECT_FALSE(late->Done()) << "the caller was blocked";
   const auto memory = OnGpu();
   backend_->ReadOnCompute(memory->data(), kBytes);
-  EXPECT_GE(compute()->measured_exposed_wait() - before, absl::Milliseconds(10));
+  EXPECT_GE(compute()->measured_exposed_wait() - before, absl::Milliseconds(100));
 }
 
 TEST_P(DeviceConformance, RecordsMoreEventsThanAnybodyKeeps) {
@@ -297,7 +296,7 @@ TEST_P(DeviceConformance, HasLinksThatCanBeMeasured) {
       const bool out = direction == Direction::kOut;
       const auto measured = ProbeLink(stream.get(), out ? *to : *from, out ? *from : *to, options);
       ASSERT_TRUE(measured.ok()) << measured.status();
-      EXPECT_GT(measured->bytes_per_second, 1e8);
+      EXPECT_GT(measured->bytes_per_second, 1e6);
       printf("%s %s %s: %.1f GB/s, latency %.1f us\n", GetParam().c_str(), DirectionName(direction),
              TierName(tier), measured->bytes_per_second / 1e9,
              absl::ToDoubleMicroseconds(measured->latency));
