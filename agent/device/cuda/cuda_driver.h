@@ -34,6 +34,7 @@ namespace hyperframes {
 
 // Immutable once opened; thread-safe as the driver is.
 struct CudaDriver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration cannot stand in parentheses.
 #define HF_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   HF_CUDA_FUNCTIONS(HF_CUDA_MEMBER)
 #undef HF_CUDA_MEMBER
