@@ -27,7 +27,7 @@ CUmemAllocationProp Properties(CUdevice device) {
 // The driver has no code of its own for a descriptor that is something else.
 absl::Status NotLent(const CudaDriver& driver, CUresult result, int descriptor,
                      const std::string& subject) {
-  const absl::Status why = driver.Check(result, "cuMemImportFromShareableHandle", subject);
+  absl::Status why = driver.Check(result, "cuMemImportFromShareableHandle", subject);
   if (why.code() == absl::StatusCode::kResourceExhausted) return why;
   return absl::InvalidArgumentError(
       absl::StrCat("descriptor ", descriptor,
@@ -86,8 +86,9 @@ absl::StatusOr<std::unique_ptr<Memory>> MappedMemory::Map(
   const std::string subject = absl::StrCat(FormatBytes(bytes), " for ", context->uuid());
 
   CUmemGenericAllocationHandle handle = 0;
-  const CUresult imported = driver.cuMemImportFromShareableHandle(
-      &handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)), kDescriptor);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver takes a descriptor as a pointer.
+  void* const as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
+  const CUresult imported = driver.cuMemImportFromShareableHandle(&handle, as_pointer, kDescriptor);
   if (imported != CUDA_SUCCESS) return NotLent(driver, imported, descriptor, subject);
   // The mapping holds the memory from here on; the handle is only needed to make it.
   auto release = absl::MakeCleanup([&] { driver.cuMemRelease(handle); });

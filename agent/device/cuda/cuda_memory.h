@@ -53,7 +53,10 @@ class MappedMemory final : public Memory {
                                                      int descriptor, Bytes bytes);
   ~MappedMemory() override;
 
-  char* data() const override { return reinterpret_cast<char*>(address_); }
+  char* data() const override {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver writes addresses as integers.
+    return reinterpret_cast<char*>(address_);
+  }
   Bytes bytes() const override { return bytes_; }
   int descriptor() const override { return descriptor_.get(); }
 
