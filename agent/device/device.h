@@ -1,5 +1,5 @@
 // Room: agent/device. The narrow waist between the frame engine and whatever moves bytes: threads
-// and memcpy (host/), or CUDA streams (cuda/, later). It must not know frames, plans, leases or
+// and memcpy (host/), or CUDA streams (cuda/). It must not know frames, plans, leases or
 // gRPC.
 //
 // Words: a *device* is one GPU, real or simulated, or host memory as seen from one GPU. A *stream*
@@ -43,7 +43,8 @@ class Stream {
   virtual std::shared_ptr<const Event> Record() = 0;
   // Queues idle time; chaos mode delays lanes with it.
   virtual absl::Status Delay(absl::Duration delay) = 0;
-  // Time for which copies have occupied this stream since it was created.
+  // Time for which copies have occupied this stream since it was created. On CUDA zero, unless the
+  // device was opened to measure.
   virtual absl::Duration copy_busy() const = 0;
 };
 
@@ -52,11 +53,17 @@ class Stream {
 class Memory {
  public:
   virtual ~Memory() = default;
+  // Null for a lender's allocation on CUDA, which only the GPU that maps its descriptor can use.
   virtual char* data() const = 0;
   virtual Bytes bytes() const = 0;
   // The POSIX descriptor behind it (memfd, or an exported CUDA handle), owned by this object; -1
   // when it cannot be shared. A duplicate keeps the memory alive after this object has gone.
   virtual int descriptor() const = 0;
+  // Blocks until copies may use the bytes: host memory is pinned for a GPU in the background. OK at
+  // once for all other memory. ResourceExhausted says what limit stands in the way.
+  virtual absl::Status WaitUntilUsable() const { return absl::OkStatus(); }
+  // How far it is on the way there, from 0 to 1.
+  virtual double usable_share() const { return 1.0; }
 };
 
 struct DeviceDescription {
@@ -89,6 +96,11 @@ class Device {
   // The program's later work on `compute_stream` starts after `event`. On the host backend this
   // blocks the caller, and the time blocked is the exposed wait.
   virtual absl::Status ComputeWait(void* compute_stream, const Event& event) = 0;
+  // Whether ComputeWait blocks its caller, whose time in it is then the exposed wait.
+  virtual bool compute_wait_blocks() const { return true; }
+  // Where it does not: for how long ComputeWait has made compute streams stand still since the
+  // device was opened. Zero unless it was opened to measure.
+  virtual absl::Duration measured_exposed_wait() const { return absl::ZeroDuration(); }
 
   // Bytes of total_bytes that no allocation of this process's Device object holds.
   virtual Bytes free_bytes() const = 0;

@@ -13,6 +13,7 @@ namespace {
 constexpr const char* kNoLease = "no_lease";
 constexpr const char* kLeaseFull = "lease_full";
 constexpr const char* kLeaseFragmented = "lease_fragmented";
+constexpr size_t kMostComputeStreams = 128;  // torch's pools hold 64 per GPU.
 
 absl::Status CheckOptions(const Device* device, const std::vector<EngineArena>& arenas,
                           const FrameEngineOptions& options) {
@@ -99,6 +100,7 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
   if (options_.verify) storage.checksum = Checksum(source, bytes);
   {
     MutexLock lock(&mutex_);
+    HF_RETURN_IF_ERROR(NoteComputeStream(compute_stream));
     Slot slot;
     placement = Place(tier, gpu, bytes, preferred_offset, &slot);
     ++counters_.puts[static_cast<int>(placement.placed)];
@@ -182,20 +184,38 @@ absl::Status FrameEngineImpl::CopyOut(const void* source, Bytes bytes, const Slo
 absl::Status FrameEngineImpl::WaitForStash(Bytes limit, bool spare_newest, void* compute_stream) {
   while (true) {
     Stash::Entry oldest;
+    std::vector<void*> streams;
     {
       MutexLock lock(&mutex_);
       if (!stash_.OldestUnwaited(limit, spare_newest, &oldest)) return absl::OkStatus();
+      HF_RETURN_IF_ERROR(NoteComputeStream(compute_stream));
+      streams = compute_streams_;
     }
-    if (oldest.copied_out != nullptr) {
-      HF_RETURN_IF_ERROR(WaitExposed(*oldest.copied_out, compute_stream));
+    for (void* const stream : streams) {
+      if (oldest.copied_out == nullptr) break;
+      HF_RETURN_IF_ERROR(WaitExposed(*oldest.copied_out, stream));
     }
     MutexLock lock(&mutex_);
     stash_.MarkWaited(oldest.handle);
   }
 }
 
+absl::Status FrameEngineImpl::NoteComputeStream(void* compute_stream) {
+  for (void* const known : compute_streams_) {
+    if (known == compute_stream) return absl::OkStatus();
+  }
+  if (compute_streams_.size() == kMostComputeStreams) {
+    return absl::ResourceExhaustedError(absl::StrCat("the program has computed on more than ",
+                                                     kMostComputeStreams,
+                                                     " streams in one step; use fewer of them"));
+  }
+  compute_streams_.push_back(compute_stream);
+  return absl::OkStatus();
+}
+
 absl::Status FrameEngineImpl::WaitExposed(const Event& event, void* compute_stream) {
   if (event.Done()) return absl::OkStatus();
+  if (!device_->compute_wait_blocks()) return device_->ComputeWait(compute_stream, event);
   const absl::Time started = options_.clock->Now();
   absl::Status status = device_->ComputeWait(compute_stream, event);
   MutexLock lock(&mutex_);
@@ -351,12 +371,16 @@ absl::Status FrameEngineImpl::Quiesce() {
   }
   order_.FinishStep(puts_in_step_);
   puts_in_step_ = 0;
+  compute_streams_.clear();
   return absl::OkStatus();
 }
 
 EngineStats FrameEngineImpl::stats() const {
   MutexLock lock(&mutex_);
   EngineStats stats = counters_;
+  if (!device_->compute_wait_blocks()) {
+    stats.exposed_wait = device_->measured_exposed_wait() - exposed_before_;
+  }
   stats.stash_bytes = stash_.held_bytes();
   stats.live_storages = static_cast<int64_t>(storages_.size());
   for (const auto& arena : arenas_) {

@@ -67,7 +67,9 @@ struct EngineStats {
   int64_t overflow_to_keep = 0;
   int64_t prefetch_hits = 0;    // Waits whose reload had been started by prefetch.
   int64_t prefetch_misses = 0;  // Waits that had to start it.
-  absl::Duration exposed_wait;  // Time for which the compute stream stood still for a copy.
+  // Time for which the compute stream stood still for a copy. On CUDA zero, like copy_busy, unless
+  // the device was opened to measure.
+  absl::Duration exposed_wait;
   absl::Duration copy_busy[kDirectionCount][kTierCount] = {};
   Bytes stash_bytes = 0;                  // Gauge: sources held for copy-outs.
   Bytes reload_bytes = 0;                 // Gauge: reload buffers between Fetch and Drop.

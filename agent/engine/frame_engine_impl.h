@@ -26,7 +26,7 @@ namespace hyperframes {
 class FrameEngineImpl final : public FrameEngine {
  public:
   FrameEngineImpl(Device* device, const FrameEngineOptions& options)
-      : device_(device), options_(options) {}
+      : device_(device), options_(options), exposed_before_(device->measured_exposed_wait()) {}
   ~FrameEngineImpl() override = default;  // lanes_ finish what was queued, before arenas_ go.
 
   absl::Status AddArena(EngineArena arena) HF_EXCLUDES(mutex_);  // Before the first Put only.
@@ -62,9 +62,14 @@ class FrameEngineImpl final : public FrameEngine {
   absl::Status CopyOut(const void* source, Bytes bytes, const Slot& slot,
                        const std::shared_ptr<const Event>& produced,
                        std::shared_ptr<const Event>* copied_out) HF_REQUIRES(mutex_);
+  // Makes every stream that the program has computed on in this step wait, not only
+  // `compute_stream`: a source goes back to the allocator of the stream that it was made on, and
+  // which one that is nobody says.
   absl::Status WaitForStash(Bytes limit, bool spare_newest, void* compute_stream)
       HF_EXCLUDES(mutex_);
-  // ComputeWait, with the time it took counted as exposed. A done event costs nothing.
+  // Notes that the program computes on `compute_stream`. ResourceExhausted: on too many.
+  absl::Status NoteComputeStream(void* compute_stream) HF_REQUIRES(mutex_);
+  // ComputeWait, with the time for which it blocks counted as exposed. A done event costs nothing.
   absl::Status WaitExposed(const Event& event, void* compute_stream) HF_EXCLUDES(mutex_);
   // Whether `storage` should be reloaded next within the limit; counts it in *ahead when it is.
   bool TakesPrefetch(const Storage& storage, Bytes* ahead) const HF_REQUIRES(mutex_);
@@ -75,6 +80,7 @@ class FrameEngineImpl final : public FrameEngine {
 
   Device* const device_;
   const FrameEngineOptions options_;
+  const absl::Duration exposed_before_;  // What the device had measured when this engine began.
 
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<ArenaSlots>> arenas_ HF_GUARDED_BY(mutex_);
@@ -86,8 +92,9 @@ class FrameEngineImpl final : public FrameEngine {
   Stash stash_ HF_GUARDED_BY(mutex_);
   PrefetchOrder order_ HF_GUARDED_BY(mutex_);
   size_t puts_in_step_ HF_GUARDED_BY(mutex_) = 0;
-  Bytes ahead_bytes_ HF_GUARDED_BY(mutex_) = 0;  // Prefetched and not yet waited for.
-  EngineStats counters_ HF_GUARDED_BY(mutex_);   // Gauges are filled in by stats().
+  std::vector<void*> compute_streams_ HF_GUARDED_BY(mutex_);  // Of this step; nearly always one.
+  Bytes ahead_bytes_ HF_GUARDED_BY(mutex_) = 0;               // Prefetched and not yet waited for.
+  EngineStats counters_ HF_GUARDED_BY(mutex_);                // Gauges are filled in by stats().
 };
 
 }  // namespace hyperframes

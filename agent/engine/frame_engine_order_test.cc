@@ -256,6 +256,30 @@ TEST(FrameEngineOrder, CountsTheTimeThatTheProgramStoodStillAsExposed) {
   engine->Drop(put.handle);
 }
 
+// The allocator hands a released source to the stream that it was made on, which need not be the one
+// that put it or the one that released it.
+TEST(FrameEngineOrder, MakesEveryStreamOfTheStepWaitBeforeASourceGoes) {
+  ManualDevice device(ManualDevice::Compute::kQueued);
+  const auto side = device.CreateComputeStream("side");
+  std::vector<char> early(kBytes, 'e');
+  std::vector<char> source(kBytes, 's');
+  std::vector<char> back(kBytes, '-');
+  const auto engine = Engine(&device, {});
+  StorageKey key;
+  const auto first = engine->Put(key, early.data(), kBytes, Tier::kHost, "", -1, nullptr).value();
+  key.ordinal = 1;
+  const auto put = engine->Put(key, source.data(), kBytes, Tier::kPeer, "", -1, side.get()).value();
+  EXPECT_THAT(engine->TakeReleasable(0, side.get()), ElementsAre(first.handle, put.handle));
+  device.compute()->Run([&source] { std::memset(source.data(), 'x', kBytes); });
+  device.Prefer("compute");
+  device.StepUntilIdle();
+  ASSERT_TRUE(engine->Fetch(put.handle, back.data(), false, nullptr).ok());
+  ASSERT_TRUE(engine->Wait(put.handle, nullptr).ok());
+  device.StepUntilIdle();
+  EXPECT_EQ(back, std::vector<char>(kBytes, 's'));
+  for (const StorageHandle handle : {first.handle, put.handle}) engine->Drop(handle);
+}
+
 TEST(FrameEngineOrder, DropWaitsForAReloadThatNobodyConsumed) {
   ManualDevice device(ManualDevice::Compute::kBlocking);
   std::vector<char> source(kBytes, 's');

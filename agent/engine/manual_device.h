@@ -85,6 +85,7 @@ class ManualDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(Direction direction, Tier tier) override;
   absl::StatusOr<std::shared_ptr<const Event>> RecordCompute(void* compute_stream) override;
   absl::Status ComputeWait(void* compute_stream, const Event& event) override;
+  bool compute_wait_blocks() const override { return compute_mode_ == Compute::kBlocking; }
   Bytes free_bytes() const override { return 0; }
 
  private:

@@ -76,6 +76,10 @@ static void TestMachine(void) {
   EXPECT_REFUSED(hf_machine_open("[]", &machine), HF_INVALID_ARGUMENT, "object");
   EXPECT_REFUSED(hf_machine_open("{\"gpus\": 2}", &machine), HF_INVALID_ARGUMENT, "\"gpus\"");
   EXPECT_REFUSED(hf_machine_open("{\"backend\": \"tpu\"}", &machine), HF_UNIMPLEMENTED, "tpu");
+  EXPECT_REFUSED(hf_machine_open("{\"gpu_index\": 7}", &machine), HF_INVALID_ARGUMENT, "gpu_index");
+  EXPECT_REFUSED(
+      hf_machine_open("{\"backend\": \"cuda\", \"devices\": [{\"uuid\": \"a\"}]}", &machine),
+      HF_INVALID_ARGUMENT, "simulated");
   EXPECT_REFUSED(
       hf_machine_open("{\"devices\": [{\"uuid\": \"a\", \"total_bytes\": -1}]}", &machine),
       HF_INVALID_ARGUMENT, "total_bytes");

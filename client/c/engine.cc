@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "agent/device/borrowed_memory.h"
 #include "common/status_macros.h"
 #include "common/unique_fd.h"
 
@@ -34,6 +35,8 @@ absl::Status Engine::Start(const EngineOptions& options) {
     HF_ASSIGN_OR_RETURN(EngineArena arena, OpenArena(device, lease));
     arenas.push_back(std::move(arena));
   }
+  // All are being pinned at once by now. Waited for here, so that no step ever does.
+  for (const EngineArena& arena : arenas) HF_RETURN_IF_ERROR(arena.memory->WaitUntilUsable());
   HF_ASSIGN_OR_RETURN(frames_, FrameEngine::Create(device, std::move(arenas), options.engine));
   if (agent_leases_.empty()) {
     // Without leases the agent is wanted for the counters alone, and a run does not depend on
@@ -56,7 +59,7 @@ absl::StatusOr<EngineArena> Engine::OpenArena(Device* device, const LeaseOptions
   }
   arena.lease_id = absl::StrCat("local:", lease.device);
   HF_ASSIGN_OR_RETURN(Device * lender, machine_->Find(lease.device));
-  HF_ASSIGN_OR_RETURN(arena.memory, lender->Allocate(lease.bytes));
+  HF_ASSIGN_OR_RETURN(arena.memory, BorrowMemory(device, lender, lease.bytes));
   return arena;
 }
 

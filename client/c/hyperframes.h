@@ -65,8 +65,12 @@ hf_code hf_plan(const char* problem_json, char** plan_json);
  * options_json: {"backend": "host", "devices": [{"uuid", "total_bytes", "peer_bandwidth",
  * "host_bandwidth", "latency_s", "compute_slowdown"}], "host_bytes": N}; bandwidths in bytes/s, 0 =
  * as fast as memory. With {"backend": "host"} alone, HYPERFRAMES_HOST_DEVICES describes them
- * ("2 x 1GiB"), else one device without peers and half of the free memory as host. HYPERFRAMES_NODE
- * names the node ("local"), and with it "host:<node>". machine_json: {"devices":
+ * ("2 x 1GiB"), else one device without peers and half of the free memory as host.
+ * {"backend": "cuda", "host_bytes": N, "gpu_index": I, "reserve_bytes": N, "measure": bool}: the
+ * GPUs that CUDA sees in this process. "gpu_index" (either backend) is the one that computes, in
+ * CUDA's order; the others may lend all but their reserve (1GiB). "measure" times copies and waits,
+ * with two more events each. Without "backend", HYPERFRAMES_BACKEND decides ("host").
+ * HYPERFRAMES_NODE names the node ("local"), and with it "host:<node>". machine_json: {"devices":
  * [DeviceProfile...], "links": [LinkProfile...]}, links measured now. */
 typedef struct hf_machine hf_machine;
 hf_code hf_machine_open(const char* options_json, hf_machine** machine);
@@ -78,7 +82,7 @@ void hf_machine_close(hf_machine* machine); /* Engines on it must have been clos
  * "longest_delay_s", "skip_direction": "out"|"in", "skip_tier": "peer"|"host"}, "leases":
  * [{"device", "tier": "TIER_PEER"|"TIER_HOST", "bytes"[, "lease_id", "token", "worker_socket"]}]}.
  * A lease with a token is mapped from the agent behind worker_socket; one without is allocated
- * here. */
+ * here. On "cuda" the call returns once host memory is pinned, at a third of a second per GiB. */
 typedef struct hf_engine hf_engine;
 hf_code hf_engine_open(hf_machine* machine, const char* options_json, hf_engine** engine);
 /* Waits for copies under way, unmaps and returns leases. */

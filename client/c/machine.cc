@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "agent/device/borrowed_memory.h"
 #include "agent/device/link_probe.h"
 #include "client/c/boundary.h"
 #include "client/c/hyperframes.h"
@@ -24,6 +25,7 @@ namespace {
 constexpr absl::Duration kAgentPatience = absl::Seconds(10);
 constexpr absl::Duration kProbeTime = absl::Seconds(1);  // For all links together, about.
 constexpr Bytes kSmallestProbe = 64 * kKiB;
+constexpr Bytes kLargeProbeOnCuda = 64 * kMiB;  // NVLink is at a quarter less with 16 MiB.
 
 std::string Environment(const char* name, const char* fallback) {
   const char* value = std::getenv(name);
@@ -50,12 +52,23 @@ absl::StatusOr<HostDeviceOptions> ReadDevice(const nlohmann::json& element,
   return device;
 }
 
-absl::StatusOr<HostMachineOptions> ReadMachine(const std::string& options_json) {
-  HostMachineOptions options;
+}  // namespace
+
+struct Machine::Options {
+  std::string backend;
+  std::string node;
+  std::vector<HostDeviceOptions> devices;
+  Bytes host_bytes = -1;
+  int64_t gpu_index = -1;
+  CudaMachineOptions cuda;
+};
+
+absl::StatusOr<Machine::Options> Machine::ReadOptions(const std::string& options_json) {
+  Options options;
   options.node = Environment("HYPERFRAMES_NODE", "local");
-  std::string backend = Environment("HYPERFRAMES_BACKEND", "host");
+  options.backend = Environment("HYPERFRAMES_BACKEND", "host");
   JsonOptions reader("options_json");
-  reader.String("backend", &backend);
+  reader.String("backend", &options.backend);
   const auto read = [&](const nlohmann::json& element, const std::string& what) -> absl::Status {
     HF_ASSIGN_OR_RETURN(HostDeviceOptions device, ReadDevice(element, what));
     options.devices.push_back(std::move(device));
@@ -63,41 +76,127 @@ absl::StatusOr<HostMachineOptions> ReadMachine(const std::string& options_json) 
   };
   reader.Array("devices", read);
   reader.Size("host_bytes", &options.host_bytes);
+  reader.Integer("gpu_index", &options.gpu_index);
+  reader.Size("reserve_bytes", &options.cuda.reserve_bytes);
+  reader.Bool("measure", &options.cuda.measure);
   HF_RETURN_IF_ERROR(reader.Parse(options_json));
-  if (backend != "host") {
-    return absl::UnimplementedError(absl::StrCat("options_json: backend \"", backend.substr(0, 64),
-                                                 "\" is not in this build; there is \"host\""));
+  if (options.backend != "host" && options.backend != "cuda") {
+    return absl::UnimplementedError(absl::StrCat("options_json: there is no backend \"",
+                                                 options.backend.substr(0, 64),
+                                                 "\"; there are \"host\" and \"cuda\""));
+  }
+  const bool simulates = options.backend == "host";
+  if (!simulates && !options.devices.empty()) {
+    return absl::InvalidArgumentError(
+        "options_json: \"devices\" describes simulated GPUs, and the backend is \"cuda\"");
   }
   const std::string described = Environment("HYPERFRAMES_HOST_DEVICES", "");
-  if (options.devices.empty() && !described.empty()) {
+  if (simulates && options.devices.empty() && !described.empty()) {
     HF_ASSIGN_OR_RETURN(options.devices, ParseHostDevices(described, options.node));
   }
   return options;
 }
 
-v1::DeviceProfile Profile(const HostDevice& device, const std::string& node, bool is_host) {
+absl::StatusOr<std::shared_ptr<Machine>> Machine::Open(const std::string& options_json) {
+  HF_ASSIGN_OR_RETURN(Options options, ReadOptions(options_json));
+  std::shared_ptr<Machine> machine(new Machine());
+  HF_RETURN_IF_ERROR(machine->OpenDevices(std::move(options)));
+  HF_ASSIGN_OR_RETURN(machine->counters_, CountersWriter::Create());
+  return machine;
+}
+
+absl::Status Machine::OpenDevices(Options options) {
+  node_ = options.node;
+  if (options.backend == "cuda") {
+    options.cuda.node = options.node;
+    options.cuda.host_bytes = options.host_bytes;
+    HF_ASSIGN_OR_RETURN(cuda_, CudaMachine::Open(std::move(options.cuda)));
+    gpus_ = cuda_->gpus();
+    host_ = cuda_->host();
+  } else {
+    HostMachineOptions simulated;
+    simulated.node = options.node;
+    simulated.devices = std::move(options.devices);
+    simulated.host_bytes = options.host_bytes;
+    HF_ASSIGN_OR_RETURN(simulated_, HostMachine::Create(std::move(simulated)));
+    for (const auto& device : simulated_->devices()) gpus_.push_back(device.get());
+    host_ = simulated_->host();
+  }
+  if (options.gpu_index < 0) return absl::OkStatus();
+  if (options.gpu_index >= static_cast<int64_t>(gpus_.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("options_json: \"gpu_index\" is ",
+                                                   options.gpu_index, ", and there are ",
+                                                   gpus_.size(), " GPUs"));
+  }
+  compute_ = gpus_[options.gpu_index];
+  return absl::OkStatus();
+}
+
+std::string Machine::KnownUuids() const {
+  std::vector<std::string> known;
+  for (const Device* gpu : gpus_) known.push_back(gpu->description().uuid);
+  known.push_back(host_->description().uuid);
+  return absl::StrJoin(known, ", ");
+}
+
+absl::StatusOr<Device*> Machine::Find(const std::string& uuid) const {
+  if (host_->description().uuid == uuid) return host_;
+  for (Device* gpu : gpus_) {
+    if (gpu->description().uuid == uuid) return gpu;
+  }
+  if (cuda_ != nullptr) {
+    for (const std::string& hidden : cuda_->HiddenGpus()) {
+      if (hidden != uuid) continue;
+      return absl::NotFoundError(absl::StrCat(
+          uuid,
+          " is on this node, but CUDA_VISIBLE_DEVICES hides it from this process: without an ",
+          "agent a process lends only from GPUs that it sees; make it visible, or run hfagent"));
+    }
+  }
+  return absl::NotFoundError(absl::StrCat("no device \"", uuid.substr(0, 128),
+                                          "\" in this process; there are ", KnownUuids()));
+}
+
+absl::StatusOr<Device*> Machine::ComputeDevice(const std::string& uuid) const {
+  if (!uuid.empty()) return Find(uuid);
+  if (compute_ != nullptr) return compute_;
+  const std::string given = Environment("HYPERFRAMES_GPU", "");
+  if (!given.empty()) return Find(given);
+  if (gpus_.size() == 1) return gpus_.front();
+  return absl::InvalidArgumentError(absl::StrCat("options_json: \"gpu\" is missing, and there are ",
+                                                 gpus_.size(), " GPUs to choose from"));
+}
+
+v1::DeviceProfile Machine::Profile(const Device& device) const {
   v1::DeviceProfile profile;
   profile.set_uuid(device.description().uuid);
-  profile.set_node(node);
-  profile.set_is_host(is_host);
+  profile.set_node(node_);
+  profile.set_is_host(&device == host_);
   profile.set_usable_bytes(device.description().total_bytes);
-  profile.set_lendable_bytes(device.free_bytes());
+  const bool is_cuda = device.description().backend == "cuda";
+  profile.set_lendable_bytes(is_cuda ? cuda_->LendableBytes(device) : device.free_bytes());
   return profile;
 }
 
-// The path from the GPU `from` into memory of `to`, or nothing where either has no room to measure
-// with.
-absl::StatusOr<std::vector<v1::LinkProfile>> MeasureLink(HostDevice* from, HostDevice* to,
-                                                         Tier tier, absl::Duration time_limit) {
+absl::StatusOr<std::vector<v1::LinkProfile>> Machine::MeasureLink(Device* from, Device* to,
+                                                                  absl::Duration time_limit) const {
+  const bool to_host = to == host_;
+  if (cuda_ != nullptr && !to_host && !cuda_->CanReach(*from, *to)) {
+    return std::vector<v1::LinkProfile>();
+  }
   const Bytes room = std::min(from->free_bytes(), to->free_bytes());
   LinkProbeOptions options;
   options.time_limit = time_limit;
+  if (cuda_ != nullptr) options.large_bytes = kLargeProbeOnCuda;
   options.large_bytes = std::min(options.large_bytes, room / 4 / kSlotAlignment * kSlotAlignment);
   if (options.large_bytes < kSmallestProbe) return std::vector<v1::LinkProfile>();
-  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> source, from->Allocate(options.large_bytes));
-  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> sink, to->Allocate(options.large_bytes));
+  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> source,
+                      BorrowMemory(from, from, options.large_bytes));
+  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> sink,
+                      BorrowMemory(from, to, options.large_bytes));
+  HF_RETURN_IF_ERROR(sink->WaitUntilUsable());
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream,
-                      from->CreateStream(Direction::kOut, tier));
+                      from->CreateStream(Direction::kOut, to_host ? Tier::kHost : Tier::kPeer));
   HF_ASSIGN_OR_RETURN(const LinkMeasurement measured,
                       ProbeLink(stream.get(), *sink, *source, options));
   v1::LinkProfile link;
@@ -105,70 +204,41 @@ absl::StatusOr<std::vector<v1::LinkProfile>> MeasureLink(HostDevice* from, HostD
   link.set_to(to->description().uuid);
   link.set_bytes_per_second(measured.bytes_per_second);
   link.set_latency_s(absl::ToDoubleSeconds(measured.latency));
-  link.set_kind("simulated");
+  link.set_kind(cuda_ == nullptr ? "simulated" : to_host ? "pcie" : cuda_->LinkKind(*from, *to));
   // All of a node's GPUs share its way into host memory.
-  if (tier == Tier::kHost) link.set_shared_group(to->description().uuid);
+  if (to_host) link.set_shared_group(to->description().uuid);
   return std::vector<v1::LinkProfile>{link};
-}
-
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<Machine>> Machine::Open(const std::string& options_json) {
-  HF_ASSIGN_OR_RETURN(HostMachineOptions options, ReadMachine(options_json));
-  const std::string node = options.node;
-  HF_ASSIGN_OR_RETURN(std::unique_ptr<HostMachine> host, HostMachine::Create(std::move(options)));
-  HF_ASSIGN_OR_RETURN(std::unique_ptr<CountersWriter> counters, CountersWriter::Create());
-  return std::shared_ptr<Machine>(new Machine(node, std::move(host), std::move(counters)));
-}
-
-Machine::Machine(std::string node, std::unique_ptr<HostMachine> host,
-                 std::unique_ptr<CountersWriter> counters)
-    : node_(std::move(node)), host_(std::move(host)), counters_(std::move(counters)) {}
-
-absl::StatusOr<Device*> Machine::Find(const std::string& uuid) const {
-  if (Device* device = host_->Find(uuid)) return device;
-  std::vector<std::string> known;
-  for (const auto& device : host_->devices()) known.push_back(device->description().uuid);
-  known.push_back(host_->host()->description().uuid);
-  return absl::NotFoundError(absl::StrCat("no device \"", uuid.substr(0, 128),
-                                          "\" in this process; there are ",
-                                          absl::StrJoin(known, ", ")));
-}
-
-absl::StatusOr<Device*> Machine::ComputeDevice(const std::string& uuid) const {
-  const std::string wanted = uuid.empty() ? Environment("HYPERFRAMES_GPU", "") : uuid;
-  if (!wanted.empty()) return Find(wanted);
-  if (host_->devices().size() == 1) return host_->devices().front().get();
-  return absl::InvalidArgumentError(absl::StrCat("options_json: \"gpu\" is missing, and there are ",
-                                                 host_->devices().size(), " GPUs to choose from"));
 }
 
 absl::StatusOr<std::string> Machine::Describe() {
   std::vector<std::string> devices;
   std::vector<std::string> links;
-  const auto& gpus = host_->devices();
-  const auto add_device = [&](const HostDevice& device, bool is_host) -> absl::Status {
-    HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(Profile(device, node_, is_host)));
+  for (const Device* device : gpus_) {
+    HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(Profile(*device)));
     devices.push_back(std::move(json));
-    return absl::OkStatus();
-  };
-  const absl::Duration each = kProbeTime / static_cast<int64_t>(gpus.size() * gpus.size());
-  const auto add_link = [&](HostDevice* from, HostDevice* to, Tier tier) -> absl::Status {
-    HF_ASSIGN_OR_RETURN(const std::vector<v1::LinkProfile> measured,
-                        MeasureLink(from, to, tier, std::min(each, absl::Milliseconds(250))));
-    for (const v1::LinkProfile& link : measured) {
-      HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(link));
-      links.push_back(std::move(json));
+  }
+  HF_ASSIGN_OR_RETURN(std::string host_json, WriteMessage(Profile(*host_)));
+  devices.push_back(std::move(host_json));
+
+  std::vector<Device*> measured_from = gpus_;
+  if (cuda_ != nullptr) {
+    HF_ASSIGN_OR_RETURN(Device * compute, ComputeDevice(""));
+    measured_from = {compute};
+  }
+  const absl::Duration each =
+      std::min(kProbeTime / static_cast<int64_t>(measured_from.size() * gpus_.size()),
+               absl::Milliseconds(250));
+  for (Device* from : measured_from) {
+    std::vector<Device*> targets = gpus_;
+    targets.push_back(host_);
+    for (Device* to : targets) {
+      if (from == to) continue;
+      HF_ASSIGN_OR_RETURN(const std::vector<v1::LinkProfile> measured, MeasureLink(from, to, each));
+      for (const v1::LinkProfile& link : measured) {
+        HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(link));
+        links.push_back(std::move(json));
+      }
     }
-    return absl::OkStatus();
-  };
-  for (const auto& gpu : gpus) HF_RETURN_IF_ERROR(add_device(*gpu, /*is_host=*/false));
-  HF_RETURN_IF_ERROR(add_device(*host_->host(), /*is_host=*/true));
-  for (const auto& from : gpus) {
-    for (const auto& to : gpus) {
-      if (from != to) HF_RETURN_IF_ERROR(add_link(from.get(), to.get(), Tier::kPeer));
-    }
-    HF_RETURN_IF_ERROR(add_link(from.get(), host_->host(), Tier::kHost));
   }
   return absl::StrCat("{\"devices\":[", absl::StrJoin(devices, ","), "],\"links\":[",
                       absl::StrJoin(links, ","), "]}");

@@ -6,14 +6,18 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "agent/arena/descriptor_client.h"
+#include "agent/device/cuda/cuda_machine.h"
 #include "agent/device/device.h"
 #include "agent/device/host/host_machine.h"
 #include "client/c/counters_writer.h"
 #include "common/mutex.h"
+#include "hyperframes/v1/plan.pb.h"
 
 namespace hyperframes {
 
@@ -21,18 +25,20 @@ namespace hyperframes {
 class Machine {
  public:
   // See hf_machine_open. InvalidArgument names the field; Unimplemented: a backend that this build
-  // does not have.
+  // does not have; NotFound and FailedPrecondition as CudaMachine::Open.
   static absl::StatusOr<std::shared_ptr<Machine>> Open(const std::string& options_json);
 
   // The device with that UUID. NotFound names those that there are.
   absl::StatusOr<Device*> Find(const std::string& uuid) const;
 
-  // The GPU that computes: the one with that UUID, or, for an empty one, HYPERFRAMES_GPU, else the
-  // only one. InvalidArgument: there are several to choose from.
+  // The GPU that computes: the one with that UUID, or, for an empty one, the one that the machine
+  // was opened for ("gpu_index"), else HYPERFRAMES_GPU, else the only one. InvalidArgument: there
+  // are several to choose from.
   absl::StatusOr<Device*> ComputeDevice(const std::string& uuid) const;
 
   // {"devices": [DeviceProfile...], "links": [LinkProfile...]}; measures the links, so it takes
-  // tens of milliseconds.
+  // tens of milliseconds. On CUDA only those of the GPU that computes: measuring the others would
+  // make contexts on GPUs that this program does not use.
   absl::StatusOr<std::string> Describe();
 
   // The connection to the agent behind `socket_path`, made at the first call and kept as long as
@@ -47,12 +53,24 @@ class Machine {
   CountersWriter* counters() { return counters_.get(); }
 
  private:
-  Machine(std::string node, std::unique_ptr<HostMachine> host,
-          std::unique_ptr<CountersWriter> counters);
+  struct Options;
+  static absl::StatusOr<Options> ReadOptions(const std::string& options_json);
+  Machine() = default;
+  absl::Status OpenDevices(Options options);
+  std::string KnownUuids() const;
+  v1::DeviceProfile Profile(const Device& device) const;
+  // The path from the GPU `from` into memory of `to`, or nothing where there is none, or no room to
+  // measure it with.
+  absl::StatusOr<std::vector<v1::LinkProfile>> MeasureLink(Device* from, Device* to,
+                                                           absl::Duration time_limit) const;
 
-  const std::string node_;
-  const std::unique_ptr<HostMachine> host_;
-  const std::unique_ptr<CountersWriter> counters_;
+  std::string node_;
+  std::unique_ptr<HostMachine> simulated_;  // One of the two.
+  std::unique_ptr<CudaMachine> cuda_;
+  std::vector<Device*> gpus_;
+  Device* host_ = nullptr;
+  Device* compute_ = nullptr;  // Null: not chosen when the machine was opened.
+  std::unique_ptr<CountersWriter> counters_;
   Mutex mutex_;
   std::map<std::string, std::unique_ptr<DescriptorClient>> agents_ HF_GUARDED_BY(mutex_);
 };

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
 from cases.fake_engine import FakeBackend, Rule
+from cases.small_gpt import DEVICE
 from hyperframes import _native
 
-LENT_BYTES = 256 << 20
+# Pinning takes time, and every case opens an engine.
+LENT_BYTES = (256 if DEVICE.type == "cpu" else 16) << 20
+
+
+@functools.lru_cache(maxsize=1)
+def machine_on_gpus() -> tuple[_native.Machine, list[dict[str, Any]]]:
+    machine = _native.Machine({"backend": "cuda", "gpu_index": 0})
+    return machine, machine.describe()["devices"]
+
+
+def simulated_machine() -> tuple[_native.Machine, list[dict[str, Any]]]:
+    os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 1GiB")
+    machine = _native.Machine({"backend": "host"})
+    return machine, machine.describe()["devices"]
 
 
 class RuleOnRealEngine(FakeBackend):
-    """Tiers by rule, moved by the native engine between two simulated GPUs and the host."""
+    """Tiers by rule, moved by the native engine between two GPUs and the host: simulated ones, or
+    real ones (where there is only one, it lends to itself)."""
 
     def __init__(self, rule: Rule, *, verify: bool = True, chaos: dict[str, Any] | None = None):
         super().__init__(rule)
-        os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 1GiB")
-        self._machine = _native.Machine({"backend": "host"})
-        devices = self._machine.describe()["devices"]
-        self._peer = next(d["uuid"] for d in devices[1:] if not d["is_host"])
+        on_gpu = DEVICE.type == "cuda"
+        self._machine, devices = machine_on_gpus() if on_gpu else simulated_machine()
+        self._peer = [d["uuid"] for d in devices if not d["is_host"]][:2][-1]
         self._host = next(d["uuid"] for d in devices if d["is_host"])
         self._gpu = devices[0]["uuid"]
-        self._verify = verify
+        self._verify = verify and not on_gpu  # Checksums are made by the processor.
         self._chaos = chaos
         self.native: list[_native.NativeEngine] = []
 
@@ -64,3 +79,8 @@ BACKENDS: dict[str, Callable[[Rule], FakeBackend]] = {
     "native": RuleOnRealEngine,
     "chaotic": chaotic,
 }
+
+
+def default_backend(rule: Rule) -> FakeBackend:
+    """Where a case does not say which: the unkind double, or the real engine on GPUs."""
+    return FakeBackend(rule) if DEVICE.type == "cpu" else RuleOnRealEngine(rule)

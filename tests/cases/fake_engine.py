@@ -10,6 +10,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from cases.small_gpt import DEVICE
 from hyperframes._engine import Placement
 from hyperframes.errors import FailedPrecondition, NotFound
 
@@ -19,6 +22,8 @@ Rule = Callable[[str, dict[str, Any]], str]
 
 class FakeEngine:
     def __init__(self, stash_limit: int = 1 << 16, prefetch_limit: int = 1 << 20) -> None:
+        if DEVICE.type != "cpu":
+            pytest.skip("this double moves the processor's memory only")
         self.stash_limit = stash_limit
         self.prefetch_limit = prefetch_limit
         self.slots: dict[int, Any] = {}

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 import hyperframes as hf
-from cases.backends import BACKENDS
+from cases.backends import BACKENDS, default_backend
 from cases.small_gpt import batch, loss_of
 
 
@@ -34,8 +34,8 @@ def profiled(model: nn.Module, **options: Any) -> hf.Profile:
 
 
 def framed(
-    model: nn.Module, rule: Any, backend_name: str = "unkind", _with: Any = None, **options: Any
+    model: nn.Module, rule: Any, backend_name: str = "", _with: Any = None, **options: Any
 ) -> Any:
     options.setdefault("activation_budget", "1GiB")  # The rule decides, not the budget.
-    backend = _with or BACKENDS[backend_name](rule)
+    backend = _with or (BACKENDS[backend_name] if backend_name else default_backend)(rule)
     return hf.hyperframes(model, profile=profiled(model), _backend=backend, **options)

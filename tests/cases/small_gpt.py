@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 VOCABULARY = 97
 
+# "cuda" runs every case on a GPU, with real copies.
+DEVICE = torch.device(os.environ.get("HYPERFRAMES_TEST_DEVICE", "cpu"))
+
 # Results are compared bit for bit, and test machines are shared.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 
@@ -60,7 +65,7 @@ class GPT(nn.Module):
         self.checkpointing = False
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             if self.checkpointing:
                 x = checkpoint(block, x, mask=self.mask, use_reentrant=False)
@@ -75,7 +80,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def batch(step: int, length: int = 64, size: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 + step)
-    ids = torch.randint(VOCABULARY, (size, length + 1), generator=generator)
+    ids = torch.randint(VOCABULARY, (size, length + 1), generator=generator).to(DEVICE)
     return ids[:, :-1], ids[:, 1:]
 
 
@@ -98,7 +103,9 @@ def train(
         ids, targets = batch(step, lengths(step))
         optimizer.zero_grad(set_to_none=True)
         context = (
-            torch.autocast("cpu", autocast) if autocast is not None else contextlib.nullcontext()
+            torch.autocast(DEVICE.type, autocast)
+            if autocast is not None
+            else contextlib.nullcontext()
         )
         with context:
             loss = loss_of(model(ids), targets)
@@ -129,4 +136,4 @@ def assert_same(first: Fingerprint, second: Fingerprint) -> None:
 
 def make_gpt(**options: Any) -> GPT:
     torch.manual_seed(0)
-    return GPT(**options)
+    return GPT(**options).to(DEVICE)

@@ -9,10 +9,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hyperframes as hf
-from cases.backends import BACKENDS
-from cases.fake_engine import FakeBackend
+from cases.backends import BACKENDS, default_backend
 from cases.framing import peer, profiled, recompute
-from cases.small_gpt import GPT, assert_same, batch, make_gpt, train
+from cases.small_gpt import DEVICE, GPT, assert_same, batch, make_gpt, train
 
 
 class SelfCheckpointing(GPT):
@@ -23,7 +22,7 @@ class SelfCheckpointing(GPT):
         self.reentrant, self.whole = reentrant, whole
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         for index, block in enumerate(self.blocks):
             if self.whole or index == 1:
                 x = checkpoint(block, x, use_reentrant=self.reentrant)
@@ -32,16 +31,20 @@ class SelfCheckpointing(GPT):
         return self.head(self.norm(x))
 
 
+def self_checkpointing(reentrant: bool, whole: bool) -> SelfCheckpointing:
+    torch.manual_seed(0)
+    return SelfCheckpointing(reentrant, whole).to(DEVICE)
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "one"])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "nonreentrant"])
 def test_t11_checkpointing_is_refused_by_name(reentrant: bool, whole: bool) -> None:
-    torch.manual_seed(0)
-    model = SelfCheckpointing(reentrant, whole)
+    model = self_checkpointing(reentrant, whole)
     with pytest.raises(hf.FailedPrecondition, match=r"gradient_checkpointing_disable\(\)"):
         profiled(model)
     plain = make_gpt()
     with (
-        hf.hyperframes(model, profile=profiled(plain), _backend=FakeBackend(peer)) as inside,
+        hf.hyperframes(model, profile=profiled(plain), _backend=default_backend(peer)) as inside,
         pytest.raises(hf.FailedPrecondition, match="allow_checkpointing=True"),
     ):
         inside(batch(0)[0])
@@ -50,13 +53,11 @@ def test_t11_checkpointing_is_refused_by_name(reentrant: bool, whole: bool) -> N
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "one"])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "nonreentrant"])
 def test_t11_allowed_checkpointing_is_right(reentrant: bool, whole: bool, rule: Any) -> None:
-    torch.manual_seed(0)
-    plain = train(SelfCheckpointing(reentrant, whole))
-    torch.manual_seed(0)
-    model = SelfCheckpointing(reentrant, whole)
+    plain = train(self_checkpointing(reentrant, whole))
+    model = self_checkpointing(reentrant, whole)
     profile = profiled(model, allow_checkpointing=True)
     with hf.hyperframes(
-        model, profile=profile, _backend=FakeBackend(rule), allow_checkpointing=True
+        model, profile=profile, _backend=default_backend(rule), allow_checkpointing=True
     ) as inside:
         assert_same(plain, train(inside))
 
@@ -65,7 +66,7 @@ def test_t11_a_flag_on_a_submodule_is_refused_by_name() -> None:
     model = make_gpt()
     model.blocks[1].gradient_checkpointing = True  # type: ignore[assignment]
     with pytest.raises(hf.FailedPrecondition, match=r"blocks\.1 has gradient_checkpointing=True"):
-        hf.hyperframes(model, _backend=FakeBackend(peer))
+        hf.hyperframes(model, _backend=default_backend(peer))
 
 
 def test_t11_a_nested_offloader_is_refused_by_name() -> None:
@@ -79,14 +80,14 @@ def test_t11_a_nested_offloader_is_refused_by_name() -> None:
     profile = profiled(model)
     model.blocks[0].forward = offloading
     with (
-        hf.hyperframes(model, profile=profile, _backend=FakeBackend(peer)) as inside,
+        hf.hyperframes(model, profile=profile, _backend=default_backend(peer)) as inside,
         pytest.raises(hf.FailedPrecondition, match=r"save_on_cpu was entered in blocks\.0"),
     ):
         inside(batch(0)[0])
     with (
         torch.autograd.graph.save_on_cpu(),
         pytest.raises(hf.FailedPrecondition, match="already installed"),
-        hf.hyperframes(make_gpt(), profile=profile, _backend=FakeBackend(peer)),
+        hf.hyperframes(make_gpt(), profile=profile, _backend=default_backend(peer)),
     ):
         pass
 

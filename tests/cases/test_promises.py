@@ -13,6 +13,7 @@ import hyperframes as hf
 from cases.fake_engine import FakeBackend
 from cases.framing import framed, mixed, peer, profiled, recompute
 from cases.small_gpt import (
+    DEVICE,
     VOCABULARY,
     assert_same,
     batch,
@@ -48,7 +49,7 @@ def test_training_flags_and_autocast_are_those_of_the_forward() -> None:
     torch.manual_seed(5)
     loss = loss_of(plain(batch(0)[0]), batch(0)[1])
     plain.eval()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE.type, torch.bfloat16):
         loss.backward()
     model = make_gpt(dropout=0.3)
     context = framed(model, recompute)
@@ -56,7 +57,7 @@ def test_training_flags_and_autocast_are_those_of_the_forward() -> None:
         torch.manual_seed(5)
         loss = loss_of(inside(batch(0)[0]), batch(0)[1])
         model.eval()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             loss.backward()
         assert not model.blocks[0].training
     assert same_gradients(gradients(plain), gradients(model))

@@ -13,7 +13,7 @@ from torch import nn
 import hyperframes as hf
 from cases.backends import BACKENDS
 from cases.fake_engine import FakeBackend, Rule
-from cases.small_gpt import batch, gradients, loss_of, make_gpt, same_gradients
+from cases.small_gpt import DEVICE, batch, gradients, loss_of, make_gpt, same_gradients
 
 SIZE = 64
 Forward = Callable[..., torch.Tensor]
@@ -29,7 +29,7 @@ class Layers(nn.Module):
     def __init__(self, function: Forward, *, layers: int = 2) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(_Layer(function) for _ in range(layers))
+        self.layers = nn.ModuleList(_Layer(function) for _ in range(layers)).to(DEVICE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -49,7 +49,7 @@ class _Layer(nn.Module):
 
 
 def sample() -> torch.Tensor:
-    return torch.randn(96, SIZE, generator=torch.Generator().manual_seed(5))
+    return torch.randn(96, SIZE, generator=torch.Generator().manual_seed(5)).to(DEVICE)
 
 
 def plain_run(function: Forward, use: Callable[[nn.Module], Any]) -> tuple[Any, list[Any]]:

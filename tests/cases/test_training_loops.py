@@ -16,6 +16,7 @@ from cases.backends import RuleOnRealEngine
 from cases.fake_engine import FakeBackend
 from cases.framing import framed, mixed, peer, profiled
 from cases.small_gpt import (
+    DEVICE,
     GPT,
     assert_same,
     batch,
@@ -43,12 +44,48 @@ def test_t5_forward_on_one_thread_backward_on_another(rule: Any, backend_name: s
     assert context.stats()["engine"]["live_storages"] == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_t5_a_step_under_another_stream() -> None:
-    model = make_gpt().cuda()
-    with torch.cuda.stream(torch.cuda.Stream()), framed(model, peer) as inside:
-        ids, targets = (x.cuda() for x in batch(0))
-        loss_of(inside(ids), targets).backward()
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU (HYPERFRAMES_TEST_DEVICE=cuda)")
+def test_t5_a_step_under_another_stream(rule: Any) -> None:
+    plain = train(make_gpt(dropout=0.1))
+    model = make_gpt(dropout=0.1)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), framed(model, rule, "chaotic") as inside:
+        seen = train(inside)
+    torch.cuda.synchronize()
+    assert_same(plain, seen)
+
+
+class TwoStreams(GPT):
+    """Its middle layer computes on a stream of its own, as a pipeline's overlapped branch does."""
+
+    side: torch.cuda.Stream
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
+        x = self.blocks[0](x, mask=self.mask)
+        main = torch.cuda.current_stream()
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            x = self.blocks[1](x, mask=self.mask)
+        main.wait_stream(self.side)
+        return self.head(self.norm(self.blocks[2](x, mask=self.mask)))
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU (HYPERFRAMES_TEST_DEVICE=cuda)")
+def test_t5_a_block_on_a_stream_of_its_own(rule: Any) -> None:
+    def make() -> TwoStreams:
+        torch.manual_seed(0)
+        model = TwoStreams().to(DEVICE)
+        model.side = torch.cuda.Stream()
+        return model
+
+    plain = train(make(), 6)
+    model = make()
+    with framed(model, rule, "chaotic") as inside:
+        seen = train(inside, 6)
+    torch.cuda.synchronize()
+    assert_same(plain, seen)
 
 
 # ---- T14, T15 ----
@@ -152,7 +189,7 @@ def lora_gpt() -> GPT:
     for block in model.blocks:
         block.qkv = Lora(block.qkv)  # type: ignore[arg-type]
         block.up = Lora(block.up)  # type: ignore[arg-type]
-    return model
+    return model.to(DEVICE)
 
 
 def test_t16_frozen_base_with_lora(rule: Any, backend_name: str) -> None:

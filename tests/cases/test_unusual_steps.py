@@ -10,6 +10,7 @@ from torch import nn
 
 from cases.framing import framed
 from cases.small_gpt import (
+    DEVICE,
     GPT,
     assert_same,
     batch,
@@ -27,7 +28,7 @@ def test_t25_accumulation_clipping_and_a_scaler_with_an_inf_step(
     def run(model: nn.Module) -> list[Any]:
         torch.manual_seed(3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        scaler = torch.GradScaler("cpu", init_scale=4.0)
+        scaler = torch.GradScaler(DEVICE.type, init_scale=4.0)
         seen = []
         for step in range(4):
             optimizer.zero_grad()
@@ -89,7 +90,7 @@ class SharedAndSkipped(GPT):
     """The first layer runs twice; the last is left out at random."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         x = self.blocks[0](self.blocks[0](x))
         x = self.blocks[1](x)
         if random.random() < 0.5:
@@ -101,7 +102,7 @@ def test_t26_a_block_used_twice_and_one_skipped_at_random(rule: Any, backend_nam
     def make() -> SharedAndSkipped:
         torch.manual_seed(0)
         random.seed(11)
-        return SharedAndSkipped(dropout=0.1)
+        return SharedAndSkipped(dropout=0.1).to(DEVICE)
 
     plain = train(make(), 8)
     model = make()

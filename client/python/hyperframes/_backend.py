@@ -20,6 +20,7 @@ from .plan import read_tier
 
 _ASKING_S = 1.0  # For whom is waited: a word about it must not make the wait longer.
 _MOST_NAMED = 20
+_MEASURE = "HYPERFRAMES_MEASURE"  # Times copies and waits on CUDA, for stats().
 
 
 def make_backend(device: torch.device) -> Backend:
@@ -32,7 +33,23 @@ def make_backend(device: torch.device) -> Backend:
 
 
 def _machine_options(device: torch.device) -> dict[str, Any]:
-    return {"backend": "cuda" if device.type == "cuda" else "host"}
+    """The backend is where the model's parameters are, whatever the environment says."""
+    if device.type != "cuda":
+        return {"backend": "host"}
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return {"backend": "cuda", "gpu_index": index, "measure": bool(os.environ.get(_MEASURE))}
+
+
+def _share_of_rank(description: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """What one of several ranks of this node may borrow: nothing from the GPUs that the ranks
+    compute on, an equal share of everything else."""
+    gpus = [device for device in description["devices"] if not device.get("is_host")]
+    devices = []
+    for device in description["devices"]:
+        lendable = int(device.get("lendable_bytes", 0)) // ranks
+        computes = device in gpus[:ranks]
+        devices.append({**device, "lendable_bytes": 0 if computes else lendable})
+    return {**description, "devices": devices}
 
 
 def _engine_options(
@@ -89,10 +106,15 @@ class EmbeddedBackend:
         gpus = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
         if not gpus:
             raise FailedPrecondition("The machine has no GPU, simulated or real, to compute on.")
-        index = int(os.environ.get("LOCAL_RANK", "0")) % len(gpus)
-        if device.type == "cuda" and device.index is not None:
-            index = device.index
-        self._gpu = os.environ.get("HYPERFRAMES_GPU") or gpus[index]
+        if device.type == "cuda":
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            self._gpu = gpus[index]
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            if ranks > 1:
+                self._description = _share_of_rank(self._description, ranks)
+        else:
+            index = int(os.environ.get("LOCAL_RANK", "0")) % len(gpus)
+            self._gpu = os.environ.get("HYPERFRAMES_GPU") or gpus[index]
 
     @property
     def gpu(self) -> str:

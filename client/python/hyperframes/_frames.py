@@ -57,6 +57,13 @@ def current_stream(device: torch.device) -> int:
     return 0
 
 
+def used_by_current_stream(storage: torch.UntypedStorage) -> None:
+    """Its memory is not handed out again before the current stream has done what it has now."""
+    if storage.device.type == "cuda":
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        whole.record_stream(torch.cuda.current_stream(storage.device))
+
+
 class View:
     """Geometry of a tensor over its storage, to build it again over another one."""
 
@@ -98,8 +105,8 @@ class Entry:
     """A storage that was moved. Its slot is freed when the last Moved that needs it is gone."""
 
     __slots__ = (
-        "__weakref__", "handle", "lock", "nbytes", "prefetched", "prefetched_stream", "reload",
-        "shared", "store", "tier", "where",
+        "__weakref__", "handle", "lock", "nbytes", "ordered", "prefetched", "prefetched_stream",
+        "reload", "shared", "store", "tier", "where",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +122,7 @@ class Entry:
         self.reload: weakref.ref[torch.UntypedStorage] | None = None
         self.prefetched: torch.UntypedStorage | None = None
         self.prefetched_stream = 0
+        self.ordered: set[int] = set()  # Streams that run behind the reload in use.
 
     def is_reloaded(self) -> bool:
         """A reload buffer of it is alive or on its way."""
@@ -136,11 +144,14 @@ class Entry:
     def acquire(self) -> torch.UntypedStorage:
         """The bytes, on the computing device. Unpacks share one buffer while any view lives."""
         with self.lock:
-            alive = self.reload() if self.reload is not None else None
-            if alive is not None and self.shared:
-                return alive
             stream = current_stream(self.store.device)
-            storage = self.prefetched
+            alive = self.reload() if self.reload is not None else None
+            shares = alive is not None and self.shared
+            if shares and stream in self.ordered:
+                assert alive is not None
+                return alive
+            storage = alive if shares else self.prefetched
+            made_on = self.prefetched_stream if storage is not None and not shares else stream
             try:
                 if storage is None:
                     storage = self.store.allocate(self.nbytes)
@@ -150,8 +161,14 @@ class Entry:
                 raise error_from_code(
                     error.code, f"{self.where} ({self.nbytes} bytes): {error}"
                 ) from error
-            self.prefetched = None
-            self.reload = weakref.ref(storage)
+            if shares or made_on != stream:
+                # The allocator gives it back to the stream that it was made on; this one reads it.
+                used_by_current_stream(storage)
+            if not shares:
+                self.prefetched = None
+                self.reload = weakref.ref(storage)
+                self.ordered.clear()
+            self.ordered.add(stream)
             return storage
 
     def __del__(self) -> None:

@@ -58,6 +58,16 @@ def refuse_checkpointing(model: nn.Module, allowed: bool) -> None:
             )
 
 
+def refuse_graph_capture(device: torch.device) -> None:
+    """Unimplemented: the step is being captured into a CUDA graph."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise Unimplemented(
+            "A CUDA graph is being captured around the model: a graph replays fixed addresses, and "
+            "HyperFrames moves storages between steps. Run the step without the graph, or this "
+            "model with HYPERFRAMES_MODE=off."
+        )
+
+
 def refuse_outer_hooks() -> None:
     """FailedPrecondition: an offloader is at work around us. A meter of ours may be."""
     top = top_hooks()

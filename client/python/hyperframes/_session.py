@@ -33,6 +33,7 @@ from ._refusals import (
     is_compiled,
     judge_inner_hooks,
     refuse_checkpointing,
+    refuse_graph_capture,
     refuse_outer_hooks,
     refuse_subclass,
     unwrap,
@@ -293,6 +294,7 @@ class Session:
     def _before_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._passes():
             return
+        refuse_graph_capture(self._device)
         if self._store is None:
             self._profile_now(args, kwargs)
         assert self._store is not None

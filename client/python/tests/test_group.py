@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hyperframes as hf
+from hyperframes._backend import _share_of_rank
 from hyperframes._group import RECOMPUTE, SAVE, agree, bind, unbind
 from hyperframes._worker import exit_code
 
@@ -40,6 +41,15 @@ def test_the_planner_is_asked_for_what_an_agreed_recomputation_really_holds() ->
     answer = {"ranks": [{"blocks": [{"name": "a", "policy": SAVE}, {"name": "b", "policy": SAVE}]}]}
     policies = [b["policy"] for b in unbind(answer, {"a": RECOMPUTE})["ranks"][0]["blocks"]]
     assert policies == [RECOMPUTE, SAVE]
+
+
+def test_ranks_borrow_equal_shares_and_never_from_gpus_that_ranks_compute_on() -> None:
+    devices = [{"uuid": f"GPU-{i}", "is_host": False, "lendable_bytes": "900"} for i in range(3)]
+    host = {"uuid": "host:a", "is_host": True, "lendable_bytes": "601"}
+    shared = _share_of_rank({"devices": [*devices, host], "links": ["kept"]}, 2)
+    assert [d["lendable_bytes"] for d in shared["devices"]] == [0, 0, 450, 300]
+    assert [d["uuid"] for d in shared["devices"]] == ["GPU-0", "GPU-1", "GPU-2", "host:a"]
+    assert shared["links"] == ["kept"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+#include "agent/device/cuda/cuda_stream.h"
+
+#include <glog/logging.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+// What a stream that can no longer be recorded on hands out: its work is over, one way or another.
+class EndedEvent final : public Event {
+ public:
+  bool Done() const override { return true; }
+  void Synchronize() const override {}
+};
+
+CUdeviceptr Address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+absl::Status CheckRange(const char* what, const void* to, const void* from, Bytes bytes) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot queue a ", what, " of ", bytes, " bytes: give 0 or more"));
+  }
+  if (bytes > 0 && (to == nullptr || from == nullptr)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot queue a ", what, " of ", bytes, " bytes: one of its ranges is null"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(
+    std::shared_ptr<CudaEventPool> events, bool measure) {
+  const CudaContext& context = events->context();
+  const CurrentContext current(context);
+  CUstream stream = nullptr;
+  HF_CUDA_RETURN_IF_ERROR(context.driver(), context.uuid(), cuStreamCreate, &stream,
+                          CU_STREAM_NON_BLOCKING);
+  return std::unique_ptr<CudaStream>(new CudaStream(std::move(events), stream, measure));
+}
+
+CudaStream::CudaStream(std::shared_ptr<CudaEventPool> events, CUstream stream, bool measure)
+    : events_(std::move(events)),
+      stream_(stream),
+      timer_(measure ? std::make_unique<IntervalTimer>(events_->shared_context()) : nullptr) {}
+
+CudaStream::~CudaStream() {
+  const CudaDriver& driver = context().driver();
+  const CurrentContext current(context());
+  const absl::Status finished =
+      driver.Check(driver.cuStreamSynchronize(stream_), "cuStreamSynchronize", context().uuid());
+  if (!finished.ok()) LOG(WARNING) << "a lane ends with an error: " << finished;
+  driver.cuStreamDestroy(stream_);
+}
+
+absl::Status CudaStream::Copy(void* to, const void* from, Bytes bytes) {
+  HF_RETURN_IF_ERROR(CheckRange("copy", to, from, bytes));
+  if (bytes == 0) return absl::OkStatus();
+  const CudaDriver& driver = context().driver();
+  const CurrentContext current(context());
+  const CUevent started = timer_ != nullptr ? timer_->Start(stream_) : nullptr;
+  HF_CUDA_RETURN_IF_ERROR(driver, context().uuid(), cuMemcpyAsync, Address(to), Address(from),
+                          static_cast<size_t>(bytes), stream_);
+  if (timer_ != nullptr) timer_->Stop(started, stream_);
+  return absl::OkStatus();
+}
+
+absl::Status CudaStream::Fill(void* to, uint8_t value, Bytes bytes) {
+  HF_RETURN_IF_ERROR(CheckRange("fill", to, to, bytes));
+  if (bytes == 0) return absl::OkStatus();
+  const CudaDriver& driver = context().driver();
+  const CurrentContext current(context());
+  return driver.Check(
+      driver.cuMemsetD8Async(Address(to), value, static_cast<size_t>(bytes), stream_),
+      "cuMemsetD8Async", context().uuid());
+}
+
+absl::Status CudaStream::WaitFor(std::shared_ptr<const Event> event) {
+  if (event == nullptr) {
+    return absl::InvalidArgumentError("cannot wait for a null event: record one first");
+  }
+  CUevent cuda_event = nullptr;
+  HF_RETURN_IF_ERROR(CudaEventOf(*event, &cuda_event));
+  if (cuda_event == nullptr) return absl::OkStatus();
+  const CudaDriver& driver = context().driver();
+  const CurrentContext current(context());
+  return driver.Check(driver.cuStreamWaitEvent(stream_, cuda_event, CU_EVENT_WAIT_DEFAULT),
+                      "cuStreamWaitEvent", context().uuid());
+}
+
+std::shared_ptr<const Event> CudaStream::Record() {
+  absl::StatusOr<std::shared_ptr<const CudaEvent>> event = events_->Record(stream_);
+  if (event.ok()) return *std::move(event);
+  // Nobody may take work for done that still runs. Only a broken context comes here.
+  LOG(ERROR) << "a lane cannot record events any more: " << event.status();
+  const CurrentContext current(context());
+  context().driver().cuStreamSynchronize(stream_);
+  return std::make_shared<EndedEvent>();
+}
+
+absl::Status CudaStream::Delay(absl::Duration delay) {
+  if (delay < absl::ZeroDuration() || delay == absl::InfiniteDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot delay a stream by ",
+                                                   absl::FormatDuration(delay),
+                                                   ": give a finite duration of 0 or more"));
+  }
+  MutexLock lock(&mutex_);
+  if (gate_ == nullptr) {
+    HF_ASSIGN_OR_RETURN(gate_, DelayGate::Create(events_->shared_context(), stream_));
+  }
+  return gate_->Queue(delay);
+}
+
+absl::Duration CudaStream::copy_busy() const {
+  return timer_ != nullptr ? timer_->total() : absl::ZeroDuration();
+}
+
+}  // namespace hyperframes

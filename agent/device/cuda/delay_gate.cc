@@ -1,0 +1,88 @@
+#include "agent/device/cuda/delay_gate.h"
+
+#include <sys/prctl.h>
+
+#include <atomic>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+constexpr absl::Duration kPoll = absl::Microseconds(10);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DelayGate>> DelayGate::Create(
+    std::shared_ptr<const CudaContext> context, CUstream stream) {
+  const CurrentContext current(*context);
+  void* words = nullptr;
+  HF_CUDA_RETURN_IF_ERROR(context->driver(), context->uuid(), cuMemHostAlloc, &words, sizeof(Words),
+                          CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  return std::unique_ptr<DelayGate>(
+      new DelayGate(std::move(context), stream, new (words) Words{0, 0}));
+}
+
+DelayGate::DelayGate(std::shared_ptr<const CudaContext> context, CUstream stream, Words* words)
+    : context_(std::move(context)), stream_(stream), words_(words), thread_([this] { Run(); }) {}
+
+DelayGate::~DelayGate() {
+  {
+    MutexLock lock(&mutex_);
+    closing_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.join();
+  const CurrentContext current(*context_);
+  context_->driver().cuMemFreeHost(words_);
+}
+
+absl::Status DelayGate::Queue(absl::Duration delay) {
+  const CudaDriver& driver = context_->driver();
+  const CurrentContext current(*context_);
+  // Held while queueing, so that the numbers ascend on the stream as they do here.
+  MutexLock lock(&mutex_);
+  const uint32_t number = queued_ + 1;
+  // With unified addressing pinned memory has one address for both sides.
+  HF_CUDA_RETURN_IF_ERROR(driver, context_->uuid(), cuStreamWriteValue32, stream_,
+                          reinterpret_cast<CUdeviceptr>(&words_->arrived), number,
+                          CU_STREAM_WRITE_VALUE_DEFAULT);
+  queued_ = number;
+  pending_.push_back({number, delay});
+  changed_.NotifyAll();
+  return driver.Check(
+      driver.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(&words_->released), number,
+                                 CU_STREAM_WAIT_VALUE_GEQ),
+      "cuStreamWaitValue32", context_->uuid());
+}
+
+void DelayGate::Run() {
+  prctl(PR_SET_TIMERSLACK, 1000UL);
+  while (true) {
+    Pending next;
+    {
+      MutexLock lock(&mutex_);
+      changed_.Wait(&mutex_, [this] {
+        mutex_.AssertHeld();
+        return closing_ || !pending_.empty();
+      });
+      if (closing_) break;
+      next = pending_.front();
+      pending_.pop_front();
+    }
+    while (words_->arrived < next.number) {
+      absl::SleepFor(kPoll);
+      MutexLock lock(&mutex_);
+      if (closing_) break;  // The stream has finished, or its context is broken.
+    }
+    absl::SleepFor(next.delay);
+    std::atomic_thread_fence(std::memory_order_release);
+    words_->released = next.number;
+  }
+  MutexLock lock(&mutex_);
+  words_->released = queued_;  // Nobody may be left waiting.
+}
+
+}  // namespace hyperframes
