@@ -125,14 +125,6 @@ struct LaneCase {
   Tier tier;
 };
 
-// Opens the backend, or skips the test with what is missing.
-#define HF_OPEN_OR_SKIP(backend, name)                    \
-  auto opened_##backend = ConformanceBackend::Open(name); \
-  if (!opened_##backend.ok()) {                           \
-    GTEST_SKIP() << opened_##backend.status();            \
-  }                                                       \
-  const auto backend = std::move(opened_##backend).value()
-
 class ChaosLaneTest : public testing::TestWithParam<std::tuple<std::string, LaneCase>> {};
 
 TEST_P(ChaosLaneTest, FindsTheEventThatIsMissingOnPurpose) {
@@ -141,7 +133,9 @@ TEST_P(ChaosLaneTest, FindsTheEventThatIsMissingOnPurpose) {
                   "frame_engine_order_test plants it on one thread";
 #endif
   const auto& [name, lane] = GetParam();
-  HF_OPEN_OR_SKIP(backend, name);
+  auto opened = ConformanceBackend::Open(name);
+  if (!opened.ok()) GTEST_SKIP() << opened.status();
+  const auto backend = std::move(opened).value();
   ChaosOptions chaos;
   chaos.enabled = true;
   // Long against the microseconds that the program needs to overwrite a source or start a reload.
@@ -175,7 +169,9 @@ INSTANTIATE_TEST_SUITE_P(EveryLane, ChaosLaneTest,
 class ChaosTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(ChaosTest, FindsNothingInTenThousandPutsAndFetches) {
-  HF_OPEN_OR_SKIP(backend, GetParam());
+  auto opened = ConformanceBackend::Open(GetParam());
+  if (!opened.ok()) GTEST_SKIP() << opened.status();
+  const auto backend = std::move(opened).value();
   ChaosOptions chaos;
   chaos.enabled = true;
   chaos.longest_delay = absl::Microseconds(60);

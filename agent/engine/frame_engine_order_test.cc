@@ -256,8 +256,8 @@ TEST(FrameEngineOrder, CountsTheTimeThatTheProgramStoodStillAsExposed) {
   engine->Drop(put.handle);
 }
 
-// The allocator hands a released source to the stream that it was made on, which need not be the one
-// that put it or the one that released it.
+// The allocator hands a released source to the stream that it was made on, which need not be the
+// one that put it or the one that released it.
 TEST(FrameEngineOrder, MakesEveryStreamOfTheStepWaitBeforeASourceGoes) {
   ManualDevice device(ManualDevice::Compute::kQueued);
   const auto side = device.CreateComputeStream("side");

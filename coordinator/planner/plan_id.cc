@@ -47,6 +47,7 @@ void AddRank(const RankProblem& rank, Hash* hash) {
     hash->Number(block.recomputable ? 1 : 0);
     hash->Number(block.splittable ? 1 : 0);
     hash->Number(block.transient_bytes);
+    hash->Number(block.gradient_bytes);
     hash->Number(static_cast<int64_t>(block.storages.size()));
     for (const StorageProfile& storage : block.storages) {
       hash->Number(storage.ordinal);

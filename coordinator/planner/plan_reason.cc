@@ -109,7 +109,9 @@ std::string BlockReason(const RankModel& model, const BlockProfile& profile, siz
         " of compute pass before it is needed again; ", recompute,
         load.kept > 0 ? absl::StrCat("; ", FormatBytes(load.kept), " stay") : "", note);
   }
-  const Bytes limit = std::min(model.activation_limit, model.total_limit - of.transient);
+  Bytes absent = 0;  // Gradients that come into being only in this backward or later.
+  for (size_t b = 0; b <= block; ++b) absent += model.blocks[b].gradients;
+  const Bytes limit = std::min(model.activation_limit, model.total_limit - of.transient + absent);
   return absl::StrCat("kept ", FormatBytes(of.bytes), ": the predicted peak of ",
                       FormatBytes(solution.result.activation_peak), " stays under ",
                       FormatBytes(limit), " with it; ", recompute, note);

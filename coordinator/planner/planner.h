@@ -39,6 +39,9 @@ struct BlockProfile {
       true;  // False for loss, embeddings called outside a module, blocks that the user pinned.
   bool splittable = false;
   Bytes transient_bytes = 0;  // Working memory above its storages while it runs.
+  // Of the rank's resident bytes, gradients that only this block's backward brings into being; the
+  // transient bytes of that backward include them. 0 where gradients outlive the step.
+  Bytes gradient_bytes = 0;
 };
 
 // One training process: blocks in order of execution, and what it has to live in.

@@ -62,6 +62,7 @@ absl::Status CheckBlock(const std::string& field, const BlockProfile& block) {
   HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(field, ".forward"), block.forward));
   HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(field, ".backward"), block.backward));
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".transient_bytes"), block.transient_bytes));
+  HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".gradient_bytes"), block.gradient_bytes));
   HF_RETURN_IF_ERROR(
       CheckCount(absl::StrCat(field, ".storages"), block.storages.size(), kMostStorages));
   std::set<int32_t> ordinals;
@@ -75,6 +76,27 @@ absl::Status CheckBlock(const std::string& field, const BlockProfile& block) {
     if (!ordinals.insert(storage.ordinal).second) {
       return Refuse(absl::StrCat(of, ".ordinal"), absl::StrCat(storage.ordinal, " is there twice"));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBlocks(const std::string& field, const RankProblem& rank) {
+  HF_RETURN_IF_ERROR(CheckCount(absl::StrCat(field, ".blocks"), rank.blocks.size(), kMostBlocks));
+  std::set<std::string> names;
+  Bytes gradients = 0;
+  for (size_t b = 0; b < rank.blocks.size(); ++b) {
+    const std::string of = absl::StrCat(field, ".blocks[", b, "]");
+    HF_RETURN_IF_ERROR(CheckBlock(of, rank.blocks[b]));
+    if (!names.insert(rank.blocks[b].name).second) {
+      return Refuse(absl::StrCat(of, ".name"),
+                    absl::StrCat(Short(rank.blocks[b].name), " is there twice"));
+    }
+    gradients += rank.blocks[b].gradient_bytes;
+  }
+  if (gradients > rank.resident_bytes) {
+    return Refuse(absl::StrCat(field, ".blocks"),
+                  absl::StrCat("have ", gradients, " gradient_bytes, more than the rank's ",
+                               rank.resident_bytes, " resident_bytes, of which they are a part"));
   }
   return absl::OkStatus();
 }
@@ -103,17 +125,7 @@ absl::Status CheckRank(const std::string& field, const RankProblem& rank,
     }
     if (value > 0) HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, name), value));
   }
-  HF_RETURN_IF_ERROR(CheckCount(absl::StrCat(field, ".blocks"), rank.blocks.size(), kMostBlocks));
-  std::set<std::string> names;
-  for (size_t b = 0; b < rank.blocks.size(); ++b) {
-    const std::string of = absl::StrCat(field, ".blocks[", b, "]");
-    HF_RETURN_IF_ERROR(CheckBlock(of, rank.blocks[b]));
-    if (!names.insert(rank.blocks[b].name).second) {
-      return Refuse(absl::StrCat(of, ".name"),
-                    absl::StrCat(Short(rank.blocks[b].name), " is there twice"));
-    }
-  }
-  return absl::OkStatus();
+  return CheckBlocks(field, rank);
 }
 
 absl::Status CheckDevices(const PlanProblem& problem, std::set<std::string>* all,

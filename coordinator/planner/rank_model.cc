@@ -120,6 +120,7 @@ ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute) {
   block.forward_s = absl::ToDoubleSeconds(profile.forward);
   block.backward_s = absl::ToDoubleSeconds(profile.backward);
   block.transient = profile.transient_bytes;
+  block.gradients = profile.gradient_bytes;
   block.can_recompute = profile.recomputable && !forbid_recompute;
   for (const StorageProfile& storage : profile.storages) {
     block.storages.push_back({storage.bytes, storage.is_input, storage.movable && storage.stable});

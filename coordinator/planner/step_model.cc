@@ -33,11 +33,12 @@ class Memory {
  public:
   Memory(const RankModel& model, StepResult* result) : model_(model), result_(result) {}
 
-  void At(size_t block, Bytes activation) {
-    const Bytes transient = model_.blocks[block].transient;
+  // `absent`: gradients that are counted as resident and not there yet.
+  void At(size_t block, Bytes activation, Bytes absent) {
+    const Bytes others = model_.blocks[block].transient - absent;
     result_->activation_peak = std::max(result_->activation_peak, activation);
-    result_->total_peak = std::max(result_->total_peak, activation + transient);
-    const Bytes limit = std::min(model_.activation_limit, model_.total_limit - transient);
+    result_->total_peak = std::max(result_->total_peak, activation + others);
+    const Bytes limit = std::min(model_.activation_limit, model_.total_limit - others);
     if (activation > limit) result_->excess += static_cast<double>(activation - limit);
   }
 
@@ -206,13 +207,16 @@ void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
   Memory memory(model, result);
   Bytes kept = 0;
   Bytes moved = 0;
+  Bytes absent = 0;
+  for (const ModelBlock& block : model.blocks) absent += block.gradients;
   // Largest moved storage of blocks < i, for every i.
   static thread_local std::vector<Bytes> largest_before;
   largest_before.assign(loads.size() + 1, 0);
   for (size_t i = 0; i < loads.size(); ++i) {
     memory.At(i,
               kept + loads[i].forward_alive +
-                  Window(limits.stash, moved, largest_before[i], limits.charge_in_full && i > 0));
+                  Window(limits.stash, moved, largest_before[i], limits.charge_in_full && i > 0),
+              absent);
     kept += loads[i].kept;
     moved += loads[i].moved;
     largest_before[i + 1] = std::max(largest_before[i], loads[i].largest_moved);
@@ -223,7 +227,8 @@ void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
     moved -= loads[i].moved;
     const Bytes prefetched =
         Window(limits.prefetch, moved, largest_before[i], limits.charge_in_full && i > 0);
-    memory.At(i, kept + loads[i].backward_extra + prefetched + stash);
+    memory.At(i, kept + loads[i].backward_extra + prefetched + stash, absent);
+    absent -= model.blocks[i].gradients;
     kept -= loads[i].kept;
   }
 }

@@ -8,6 +8,8 @@
 // The stash holds at most max(stash_limit, largest moved storage so far); it counts in backward
 // too, because the last copy-outs may still run then. Prefetched reloads are bounded in the same
 // way.
+//   Gradients count as resident once the backward that makes them has run: before it they are not
+//   there, and while it runs they are in the block's transient bytes.
 #ifndef HYPERFRAMES_COORDINATOR_PLANNER_STEP_MODEL_H_
 #define HYPERFRAMES_COORDINATOR_PLANNER_STEP_MODEL_H_
 
@@ -51,6 +53,7 @@ struct ModelBlock {
   double forward_s = 0;
   double backward_s = 0;
   Bytes transient = 0;
+  Bytes gradients = 0;  // Of what is resident, there only once its backward has run.
   bool can_recompute = true;
   std::vector<ModelStorage> storages;
   Bytes bytes = 0;        // Sum over storages.
@@ -100,7 +103,7 @@ struct CopyLimits {
 
 struct StepResult {
   Bytes activation_peak = 0;
-  Bytes total_peak = 0;  // With transient bytes.
+  Bytes total_peak = 0;  // With transient bytes, less gradients that are not there yet.
   double excess = 0;     // Bytes over the limits, summed over all points of the step; 0: fits.
   double step_s = 0;
   double exposed_s = 0;  // Compute stands still for a copy.

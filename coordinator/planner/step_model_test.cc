@@ -137,5 +137,23 @@ TEST(StepModel, ChargingInFullIsNeverLess) {
   EXPECT_GE(full.activation_peak, real.activation_peak);
 }
 
+TEST(StepModel, GradientsTakeMemoryOnlyOnceTheirBackwardHasRun) {
+  RankModel model = ThreeBlocks();
+  for (ModelBlock& block : model.blocks) block.gradients = 1000;
+  // Backward of the last block, with 400 kept of each: all 3000 of gradients are still to come.
+  const StepResult kept = Step(model, {kKeep, kKeep, kKeep}, 0);
+  EXPECT_EQ(kept.activation_peak, 1200);
+  // The highest point is the first block's backward: 400, and 2000 of the 3000 are there.
+  EXPECT_EQ(kept.total_peak, 0);  // What is resident in the end is never below.
+  model.blocks[0].gradients = 100;
+  EXPECT_EQ(Step(model, {kKeep, kKeep, kKeep}, 0).total_peak, 400 - 100);
+  // 1200 kept at the start of backward fit beside the 2100 that are absent then; at 400 the first
+  // block's backward is what binds.
+  model.total_limit = 300;
+  EXPECT_EQ(Step(model, {kKeep, kKeep, kKeep}, 0).excess, 0);
+  model.total_limit = 299;
+  EXPECT_EQ(Step(model, {kKeep, kKeep, kKeep}, 0).excess, 1);
+}
+
 }  // namespace
 }  // namespace hyperframes

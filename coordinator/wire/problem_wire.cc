@@ -76,6 +76,9 @@ absl::StatusOr<BlockProfile> FromProto(const v1::BlockProfile& message, const st
   HF_RETURN_IF_ERROR(
       CheckWireBytes(absl::StrCat(field, ".transient_bytes"), message.transient_bytes()));
   block.transient_bytes = message.transient_bytes();
+  HF_RETURN_IF_ERROR(
+      CheckWireBytes(absl::StrCat(field, ".gradient_bytes"), message.gradient_bytes()));
+  block.gradient_bytes = message.gradient_bytes();
   return block;
 }
 
@@ -167,6 +170,7 @@ v1::BlockProfile ToProto(const BlockProfile& block) {
   message.set_not_recomputable(!block.recomputable);
   message.set_splittable(block.splittable);
   message.set_transient_bytes(block.transient_bytes);
+  message.set_gradient_bytes(block.gradient_bytes);
   return message;
 }
 

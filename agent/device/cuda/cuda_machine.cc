@@ -100,7 +100,7 @@ class Machine final : public CudaMachine {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaMachine>> CudaMachine::Open(CudaMachineOptions options) {
+absl::StatusOr<std::unique_ptr<CudaMachine>> CudaMachine::Open(const CudaMachineOptions& options) {
   HF_RETURN_IF_ERROR(CheckOptions(options));
   HF_ASSIGN_OR_RETURN(const CudaDriver* driver, CudaDriver::Get());
   auto machine = std::make_unique<Machine>(driver, std::move(options));

@@ -30,7 +30,7 @@ class CudaMachine {
  public:
   // NotFound: no driver, or no GPU. FailedPrecondition: a driver that does not start.
   // Unimplemented: the build has no CUDA backend. InvalidArgument: sizes below 0.
-  static absl::StatusOr<std::unique_ptr<CudaMachine>> Open(CudaMachineOptions options);
+  static absl::StatusOr<std::unique_ptr<CudaMachine>> Open(const CudaMachineOptions& options);
   virtual ~CudaMachine() = default;
 
   // In CUDA's order, which is the order of torch's indices.

@@ -3,7 +3,8 @@
 
 namespace hyperframes {
 
-absl::StatusOr<std::unique_ptr<CudaMachine>> CudaMachine::Open(CudaMachineOptions /*options*/) {
+absl::StatusOr<std::unique_ptr<CudaMachine>> CudaMachine::Open(
+    const CudaMachineOptions& /*options*/) {
   return absl::UnimplementedError(
       "this build has no CUDA backend: build it where a CUDA toolkit is installed (CUDA_HOME)");
 }

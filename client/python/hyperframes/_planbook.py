@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import _group
@@ -28,13 +28,20 @@ class PlanBook:
     """Plans by signature, bounded. Not thread-safe: forwards of one session are sequential."""
 
     def __init__(
-        self, backend: Backend, profile: Profile, limits: Limits, pins: Mapping[str, str]
+        self,
+        backend: Backend,
+        profile: Profile,
+        limits: Limits,
+        pins: Mapping[str, str],
+        gradients_absent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._backend = backend
+        self._gradients_absent = gradients_absent
         self._base = profile
         self.limits = limits
         self._pins = pins
-        self._plans: OrderedDict[Signature, tuple[Plan, Profile]] = OrderedDict()
+        # By what the forward is given, and whether it begins without gradients.
+        self._plans: OrderedDict[tuple[Signature, bool], tuple[Plan, Profile]] = OrderedDict()
         self._lessons: dict[Signature, int] = {}
         self._learned: dict[tuple[str, int], StorageInfo] = {}
         self._newness: deque[bool] = deque(maxlen=_WATCHED_STEPS)
@@ -50,27 +57,38 @@ class PlanBook:
         if self.limits.budget is None and self.limits.activation_budget is None:
             self._recommended = True
             self.limits = self._recommend()
-        plan = self._make(self._base, group=True)
+        absent = self._absent()
+        plan = self._make(self._base, absent, group=True)
         self._fixed = _group.agree_with_group(self._base, plan.policies)
         if any(plan.policies.get(name, policy) != policy for name, policy in self._fixed.items()):
-            plan = self._make(self._base)  # Another rank's plan differs: as agreed, and leased.
+            # Another rank's plan differs: as agreed, and leased.
+            plan = self._make(self._base, absent)
         self._announce(plan)
-        self._remember(self._base.signature, plan, self._base)
+        self._remember((self._base.signature, absent), plan, self._base)
         return plan
 
     def current(self, signature: Signature) -> Plan:
         """The plan for a forward with these inputs; a new shape gets a scaled one at once."""
-        found = self._plans.get(signature)
+        key = signature, self._absent()
+        found = self._plans.get(key)
+        other = self._plans.get((signature, not key[1]))
         same = signature == self._base.signature
-        self._newness.append(found is None and not same)
+        self._newness.append(found is None and other is None and not same)
         if found is not None:
-            self._plans.move_to_end(signature)
+            self._plans.move_to_end(key)
             return found[0]
         self._advise()
-        scaled = self._base if same else self._base.scaled(signature)
-        plan = self._replan(scaled)
-        self._remember(signature, plan, scaled)
+        if other is not None:
+            profile = other[1]
+        else:
+            profile = self._base if same else self._base.scaled(signature)
+        plan = self._replan(profile, key[1])
+        self._remember(key, plan, profile)
         return plan
+
+    def _absent(self) -> bool:
+        # Of several forwards in flight the later ones' backwards find gradients.
+        return self._in_flight == 1 and self._gradients_absent()
 
     def learn(self, signature: Signature, block: str, storage: StorageInfo) -> None:
         """A forward saved a storage that its plan does not have, or only as an estimate."""
@@ -80,14 +98,15 @@ class PlanBook:
     def apply_lessons(self, signature: Signature) -> bool:
         """At a quiescent point: a new plan with what the last step taught. True when it changed."""
         learned, self._learned = self._learned, {}
-        found = self._plans.get(signature)
-        if not learned or found is None:
+        known = [key for key in ((signature, False), (signature, True)) if key in self._plans]
+        if not learned or not known:
             return False
         self._lessons[signature] = self._lessons.get(signature, 0) + 1
         while len(self._lessons) > _MOST_PLANS:
             del self._lessons[next(iter(self._lessons))]
-        profile = _with_storages(found[1], learned)
-        self._remember(signature, self._replan(profile), profile)
+        for key in known:
+            profile = _with_storages(self._plans[key][1], learned)
+            self._remember(key, self._replan(profile, key[1]), profile)
         return True
 
     def expect_in_flight(self, forwards: int) -> bool:
@@ -133,9 +152,9 @@ class PlanBook:
         self.no_lenders = True
         self._plans.clear()
 
-    def _remember(self, signature: Signature, plan: Plan, profile: Profile) -> None:
-        self._plans[signature] = (plan, profile)
-        self._plans.move_to_end(signature)
+    def _remember(self, key: tuple[Signature, bool], plan: Plan, profile: Profile) -> None:
+        self._plans[key] = (plan, profile)
+        self._plans.move_to_end(key)
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
 
@@ -152,7 +171,9 @@ class PlanBook:
             "group": group,
         }
 
-    def _make(self, profile: Profile, *, group: bool = False, limits: Limits | None = None) -> Plan:
+    def _make(
+        self, profile: Profile, absent: bool, *, group: bool = False, limits: Limits | None = None
+    ) -> Plan:
         limits = limits or self._share(self.limits)
         problem = rank_problem(
             profile,
@@ -160,6 +181,7 @@ class PlanBook:
             gpu=self._backend.gpu,
             budget=limits.budget,
             activation_budget=limits.activation_budget,
+            gradients_absent=absent,
         )
         problem = _group.bind(problem, self._fixed)
         raw = self._backend.plan(problem, self._options(group))
@@ -168,9 +190,9 @@ class PlanBook:
             self._lend_for_all(raw)
         return read_plan(pin_blocks(raw, profile, 0, self._pins), profile, 0)
 
-    def _replan(self, profile: Profile) -> Plan:
+    def _replan(self, profile: Profile, absent: bool) -> Plan:
         try:
-            return self._make(profile)
+            return self._make(profile, absent)
         except ResourceExhausted as error:
             # Training goes on with the thriftiest plan there is; the user is told what would fit.
             warnings.warn(
@@ -178,9 +200,9 @@ class PlanBook:
                 "shape runs with everything recomputed or moved that can be.",
                 stacklevel=2,
             )
-            return self._thriftiest(profile)
+            return self._thriftiest(profile, absent)
 
-    def _thriftiest(self, profile: Profile) -> Plan:
+    def _thriftiest(self, profile: Profile, absent: bool) -> Plan:
         """The tightest of a few relaxed budgets that the planner accepts."""
         total = profile.activation_bytes
         for fraction in (*reversed(_FRACTIONS), 1.0, 2.0):
@@ -188,19 +210,18 @@ class PlanBook:
                 self.limits, budget=None, activation_budget=int(total * fraction)
             )
             try:
-                return self._make(profile, limits=limits)
+                return self._make(profile, absent, limits=limits)
             except ResourceExhausted:
                 continue
-        return self._make(
-            profile, limits=dataclasses.replace(self.limits, budget=None, activation_budget=None)
-        )
+        unlimited = dataclasses.replace(self.limits, budget=None, activation_budget=None)
+        return self._make(profile, absent, limits=unlimited)
 
     def _recommend(self) -> Limits:
         """The smallest activation budget of a few whose predicted step is not 5 % slower."""
         if self._backend.plans_once:
             return self.limits  # The coordinator knows what is free and binds by that.
         try:
-            free = self._make(self._base)
+            free = self._make(self._base, self._absent())
         except ResourceExhausted:
             return self.limits  # first() reports it with the smallest budget that works.
         total = max(free.activation_bytes, free.predicted_activation_peak)
@@ -210,6 +231,7 @@ class PlanBook:
             try:
                 plan = self._make(
                     self._base,
+                    self._absent(),
                     limits=dataclasses.replace(self.limits, activation_budget=budget),
                 )
             except ResourceExhausted:

@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._frames import View, describe_tensor
+from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
 from ._meter import ParameterStorages, passing_hooks
 from ._progress import progress
@@ -78,8 +79,12 @@ def profile(
         if gpu_rng is not None:
             torch.cuda.set_rng_state(gpu_rng, run.device)
     weights, gradients, states, buffers = resident_bill(root, optimizer)
+    blocks_run = run.in_order()
+    made = bytes_by_block([run.module_of(block) for block in blocks_run])
+    for block, count in zip(blocks_run, made, strict=True):
+        block.gradient_bytes = count
     return Profile(
-        blocks=run.in_order(),
+        blocks=blocks_run,
         signature=signature_of(args, kwargs),
         dtype=str(dtype or next(root.parameters()).dtype).removeprefix("torch."),
         parameter_bytes=weights,
@@ -156,6 +161,10 @@ class _Run:
     def parts(self) -> int:
         """Blocks to be measured, when each is called once."""
         return len(self._blocks)
+
+    def module_of(self, block: BlockInfo) -> nn.Module | None:
+        """The block's module; None for what is outside every block."""
+        return self._blocks.get(block.name.partition("#")[0])
 
     def in_order(self) -> list[BlockInfo]:
         """REST first, for it may live all the step; LOSS last."""

@@ -16,6 +16,7 @@ from ._blocks import Ledger, discover_blocks, stays_reason
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
+from ._gradients import watch_gradients
 from ._inflight import InFlight
 from ._meter import (
     ActivationMeter,
@@ -242,7 +243,8 @@ class Session:
 
     def _start(self, profile: Profile) -> None:
         assert self._backend is not None
-        self._book = PlanBook(self._backend, profile, self._limits, self._pins)
+        absent = watch_gradients(self._model)
+        self._book = PlanBook(self._backend, profile, self._limits, self._pins, absent)
         self._plan = self._book.first()
         self._limits = self._book.limits
         self._signature = profile.signature

@@ -194,13 +194,14 @@ def rank_problem(
     gpu: str,
     budget: int | None,
     activation_budget: int | None,
+    gradients_absent: bool = False,
 ) -> dict[str, Any]:
-    """RankProblem of the wire."""
+    """RankProblem of the wire. ``gradients_absent``: the step begins without any gradient."""
     problem: dict[str, Any] = {
         "rank": rank,
         "gpu": gpu,
         "resident_bytes": profile.resident_bytes,
-        "blocks": [block.to_wire() for block in profile.blocks],
+        "blocks": [block.to_wire(gradients_absent=gradients_absent) for block in profile.blocks],
     }
     if budget is not None:
         problem["budget"] = budget

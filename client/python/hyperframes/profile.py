@@ -58,6 +58,7 @@ class BlockInfo:
     keep_reason: str = ""
     splittable: bool = False
     transient_bytes: int = 0
+    gradient_bytes: int = 0  # That its backward makes, of its own parameters.
     collectives: bool = False  # Its forward communicates with other ranks.
     input_shapes: list[list[int]] = field(default_factory=list)
     output_shapes: list[list[int]] = field(default_factory=list)
@@ -67,8 +68,8 @@ class BlockInfo:
         """Bytes that the block leaves under SAVE."""
         return sum(storage.nbytes for storage in self.storages)
 
-    def to_wire(self) -> dict[str, Any]:
-        """BlockProfile of the wire."""
+    def to_wire(self, *, gradients_absent: bool) -> dict[str, Any]:
+        """BlockProfile of the wire, of a step that begins with or without gradients."""
         return {
             "name": self.name,
             "forward_s": self.forward_s,
@@ -77,6 +78,7 @@ class BlockInfo:
             "not_recomputable": bool(self.keep_reason),
             "splittable": self.splittable,
             "transient_bytes": self.transient_bytes,
+            "gradient_bytes": self.gradient_bytes if gradients_absent else 0,
         }
 
 

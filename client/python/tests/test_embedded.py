@@ -148,11 +148,41 @@ def test_t19_a_budget_larger_than_the_card_is_the_card(
         run(profile, budget="100GiB")
 
 
-def test_the_budget_of_the_process_binds_activations(plain: Any, profile: hf.Profile) -> None:
+def test_the_budget_of_the_process_binds_activations_and_the_gradients_that_are_there(
+    monkeypatch: pytest.MonkeyPatch, plain: Any, profile: hf.Profile
+) -> None:
+    """Before backward the gradients' share of the budget is free for activations."""
+    model = make_gpt(**OPTIONS)
+    held: list[int] = []
+    activations: list[int] = []
+
+    def sample(meter: hf.ActivationMeter) -> None:
+        made = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+        activations.append(meter.current_bytes)
+        held.append(meter.current_bytes + made)
+
+    monkeypatch.setattr(hf.ActivationMeter, "_sample", sample)
+    allowed = profile.gradient_bytes + profile.activation_bytes // 2
     budget = profile.resident_bytes + profile.activation_bytes // 2
-    seen, context = run(profile, budget=budget)
+    with hf.hyperframes(model, profile=profile, budget=budget) as inside:
+        seen = train(inside, lengths=length)
     assert_same(plain, seen)
-    assert context.stats()["activation_peak"] <= profile.activation_bytes // 2
+    assert max(held) <= allowed
+    assert max(activations) > profile.activation_bytes // 2
+
+
+def test_a_step_that_begins_with_gradients_is_planned_with_them(profile: hf.Profile) -> None:
+    model = make_gpt(**OPTIONS)
+    ids, targets = batch(0, 128)
+    budget = profile.resident_bytes + profile.activation_bytes // 2
+    peaks = []
+    context = hf.hyperframes(model, profile=profile, budget=budget)
+    with context as inside:
+        for _ in range(3):  # The second and third add to the first one's gradients.
+            loss_of(inside(ids), targets).backward()
+            assert context.plan is not None
+            peaks.append(context.plan.predicted_activation_peak)
+    assert peaks[0] > profile.activation_bytes // 2 >= peaks[1] == peaks[2]
 
 
 def test_without_a_budget_the_recommended_one_is_printed(
