@@ -64,6 +64,19 @@ RankSolution MostLevel(const RankModel& model, RankSolution first, Bytes usable,
   return best;
 }
 
+StorageDecision PlaceOf(const RankModel& model, const ModelStorage& storage, int path,
+                        std::vector<Bytes>* ends) {
+  StorageDecision where;
+  where.ordinal = storage.ordinal;
+  if (path == kKept) return where;
+  const size_t p = static_cast<size_t>(path);
+  where.tier = model.paths[p].tier;
+  where.device = model.paths[p].device;
+  where.preferred_offset = (*ends)[p];
+  (*ends)[p] += SlotBytes(storage.bytes);
+  return where;
+}
+
 // Fills in storages, slots and leases. Slots come from a bump allocation over the step: all moved
 // storages coexist at the end of forward, so nothing smaller would do.
 void PlaceStorages(const RankModel& model, const RankProblem& problem, const RankSolution& solution,
@@ -74,28 +87,27 @@ void PlaceStorages(const RankModel& model, const RankProblem& problem, const Ran
     const BlockChoice& choice = solution.choices[b];
     BlockDecision decision;
     decision.name = profile.name;
-    decision.policy = choice.recompute ? Policy::kRecompute : Policy::kSave;
+    decision.policy = choice.selected > 0 ? Policy::kSelective
+                      : choice.recompute  ? Policy::kRecompute
+                                          : Policy::kSave;
     decision.reason = BlockReason(model, profile, b, solution);
     Bytes bytes = 0;
     Bytes stable = 0;
     for (size_t s = 0; s < profile.storages.size(); ++s) {
       const StorageProfile& storage = profile.storages[s];
-      StorageDecision where;
-      where.ordinal = storage.ordinal;
       bytes += storage.bytes;
       if (storage.stable) stable += storage.bytes;
-      if (choice.where[s] != kKept) {
-        const size_t p = static_cast<size_t>(choice.where[s]);
-        where.tier = model.paths[p].tier;
-        where.device = model.paths[p].device;
-        where.preferred_offset = ends[p];
-        ends[p] += SlotBytes(storage.bytes);
-      }
-      const bool recomputed = choice.recompute && !storage.is_input;
-      (recomputed ? plan->recomputed_bytes : plan->bytes_by_tier[static_cast<int>(where.tier)]) +=
-          storage.bytes;
-      decision.storages.push_back(std::move(where));
     }
+    const ModelBlock& block = model.blocks[b];
+    for (size_t s = 0; s < block.storages.size(); ++s) {
+      const ModelStorage& storage = block.storages[s];
+      const bool waits = Waits(block, choice, s);
+      if (storage.rank >= 0 && !waits) continue;
+      StorageDecision where = PlaceOf(model, storage, choice.where[s], &ends);
+      if (waits) plan->bytes_by_tier[static_cast<int>(where.tier)] += storage.bytes;
+      (storage.rank >= 0 ? decision.selected : decision.storages).push_back(std::move(where));
+    }
+    plan->recomputed_bytes += LoadOf(model, block, choice).remade;
     decision.confidence =
         bytes == 0 ? 1.0 : static_cast<double>(stable) / static_cast<double>(bytes);
     plan->blocks.push_back(std::move(decision));

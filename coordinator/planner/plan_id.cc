@@ -59,6 +59,16 @@ void AddRank(const RankProblem& rank, Hash* hash) {
                    (storage.stable ? 4 : 0));
       hash->Number(storage.consumers);
     }
+    hash->Time(block.selective_base);
+    hash->Number(static_cast<int64_t>(block.selective.size()));
+    for (const SelectiveStorage& storage : block.selective) {
+      hash->Number(storage.ordinal);
+      hash->Number(storage.bytes);
+      hash->Time(storage.recompute);
+      hash->Number((storage.is_saved ? 1 : 0) + (storage.movable ? 2 : 0) +
+                   (storage.always ? 4 : 0));
+      hash->Text(storage.op);
+    }
   }
 }
 
@@ -83,7 +93,8 @@ void AddSurroundings(const PlanProblem& problem, Hash* hash) {
     hash->Real(link.compute_slowdown);
   }
   for (const Tier tier : problem.forbidden_tiers) hash->Number(static_cast<int64_t>(tier));
-  hash->Number((problem.level_first ? 1 : 0) + (problem.forbid_recompute ? 2 : 0));
+  hash->Number((problem.level_first ? 1 : 0) + (problem.forbid_recompute ? 2 : 0) +
+               (problem.forbid_selective ? 4 : 0));
 }
 
 void AddDecisions(const RankPlan& rank, Hash* hash) {
@@ -91,10 +102,14 @@ void AddDecisions(const RankPlan& rank, Hash* hash) {
   hash->Number(rank.prefetch_limit);
   for (const BlockDecision& block : rank.blocks) {
     hash->Number(static_cast<int64_t>(block.policy));
-    for (const StorageDecision& storage : block.storages) {
-      hash->Number(static_cast<int64_t>(storage.tier));
-      hash->Text(storage.device);
-      hash->Number(storage.preferred_offset);
+    hash->Number(static_cast<int64_t>(block.selected.size()));
+    for (const auto* list : {&block.storages, &block.selected}) {
+      for (const StorageDecision& storage : *list) {
+        if (list == &block.selected) hash->Number(storage.ordinal);
+        hash->Number(static_cast<int64_t>(storage.tier));
+        hash->Text(storage.device);
+        hash->Number(storage.preferred_offset);
+      }
     }
   }
 }

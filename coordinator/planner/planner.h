@@ -30,6 +30,17 @@ struct StorageProfile {
   int32_t consumers = 1;  // How often backward reads it.
 };
 
+// The outputs of one expensive operator of a block: saved, they spare running it again.
+struct SelectiveStorage {
+  int32_t ordinal = 0;  // In a space of its own.
+  Bytes bytes = 0;
+  absl::Duration recompute;  // What the operator takes.
+  bool is_saved = false;     // Among BlockProfile::storages too: a SAVE would keep it for backward.
+  bool movable = true;
+  bool always = false;  // Saved whenever the block is SELECTIVE.
+  std::string op;
+};
+
 struct BlockProfile {
   std::string name;  // Dotted module path; "loss" for what the loss leaves.
   absl::Duration forward;
@@ -42,6 +53,8 @@ struct BlockProfile {
   // Of the rank's resident bytes, gradients that only this block's backward brings into being; the
   // transient bytes of that backward include them. 0 where gradients outlive the step.
   Bytes gradient_bytes = 0;
+  std::vector<SelectiveStorage> selective;  // Empty: never SELECTIVE.
+  absl::Duration selective_base;            // Running it again with all of them saved.
 };
 
 // One training process: blocks in order of execution, and what it has to live in.
@@ -85,8 +98,9 @@ struct PlanProblem {
   std::vector<DeviceProfile> devices;
   std::vector<LinkProfile> links;
   std::vector<Tier> forbidden_tiers;
-  bool level_first = false;  // objective="level".
-  bool forbid_recompute = false;
+  bool level_first = false;       // objective="level".
+  bool forbid_recompute = false;  // SELECTIVE too.
+  bool forbid_selective = false;
 };
 
 struct StorageDecision {
@@ -100,9 +114,10 @@ struct BlockDecision {
   std::string name;
   Policy policy = Policy::kSave;
   std::vector<StorageDecision>
-      storages;             // Every storage of the profile, also those that are recomputed.
-  std::string reason;       // One sentence with its numbers.
-  double confidence = 1.0;  // 0..1.
+      storages;  // Every storage of the profile, also those that are recomputed.
+  std::vector<StorageDecision> selected;  // Under SELECTIVE: those of `selective` that are saved.
+  std::string reason;                     // One sentence with its numbers.
+  double confidence = 1.0;                // 0..1.
 };
 
 struct LeaseNeed {

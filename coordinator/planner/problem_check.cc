@@ -57,6 +57,24 @@ absl::Status CheckCount(const std::string& field, size_t count, size_t most) {
   return Refuse(field, absl::StrCat("has ", count, " entries, more than ", most));
 }
 
+absl::Status CheckSelective(const std::string& field, const BlockProfile& block) {
+  HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(field, ".selective_base"), block.selective_base));
+  HF_RETURN_IF_ERROR(
+      CheckCount(absl::StrCat(field, ".selective"), block.selective.size(), kMostStorages));
+  std::set<int32_t> ordinals;
+  for (size_t s = 0; s < block.selective.size(); ++s) {
+    const std::string of = absl::StrCat(field, ".selective[", s, "]");
+    const SelectiveStorage& storage = block.selective[s];
+    HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".bytes"), storage.bytes));
+    HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(of, ".recompute"), storage.recompute));
+    HF_RETURN_IF_ERROR(CheckName(absl::StrCat(of, ".op"), storage.op));
+    if (!ordinals.insert(storage.ordinal).second) {
+      return Refuse(absl::StrCat(of, ".ordinal"), absl::StrCat(storage.ordinal, " is there twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckBlock(const std::string& field, const BlockProfile& block) {
   HF_RETURN_IF_ERROR(CheckName(absl::StrCat(field, ".name"), block.name));
   HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(field, ".forward"), block.forward));
@@ -65,6 +83,7 @@ absl::Status CheckBlock(const std::string& field, const BlockProfile& block) {
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".gradient_bytes"), block.gradient_bytes));
   HF_RETURN_IF_ERROR(
       CheckCount(absl::StrCat(field, ".storages"), block.storages.size(), kMostStorages));
+  HF_RETURN_IF_ERROR(CheckSelective(field, block));
   std::set<int32_t> ordinals;
   for (size_t s = 0; s < block.storages.size(); ++s) {
     const std::string of = absl::StrCat(field, ".storages[", s, "]");

@@ -1,8 +1,10 @@
 #include "coordinator/planner/rank_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace hyperframes {
@@ -115,7 +117,67 @@ void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& t
   }
 }
 
-ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute) {
+double SecondsPerByte(const SelectiveStorage& storage) {
+  return absl::ToDoubleSeconds(storage.recompute) /
+         static_cast<double>(std::max<Bytes>(1, storage.bytes));
+}
+
+// Those that are always saved, then by time per byte.
+std::vector<SelectiveStorage> Ranked(std::vector<SelectiveStorage> storages) {
+  std::stable_sort(storages.begin(), storages.end(),
+                   [](const SelectiveStorage& a, const SelectiveStorage& b) {
+                     if (a.always != b.always) return a.always;
+                     const double a_worth = SecondsPerByte(a);
+                     const double b_worth = SecondsPerByte(b);
+                     return std::tie(b_worth, a.ordinal) < std::tie(a_worth, b.ordinal);
+                   });
+  return storages;
+}
+
+// How many of the ranked storages it is worth to try saving: all, and up to where the time per byte
+// drops most. Attention is worth ten times a matrix product, and those much alike.
+std::vector<int> WorthTrying(const std::vector<SelectiveStorage>& ranked) {
+  constexpr size_t kMostDrops = 3;
+  constexpr double kLeastShare = 0.1;  // Of the time that all together spare.
+  double all = 0;
+  for (const SelectiveStorage& storage : ranked) all += absl::ToDoubleSeconds(storage.recompute);
+  std::vector<std::pair<double, int>> drops;
+  double spared = 0;
+  for (size_t k = 1; k < ranked.size(); ++k) {
+    spared += absl::ToDoubleSeconds(ranked[k - 1].recompute);
+    if (ranked[k].always || spared < kLeastShare * all) continue;
+    const double after = SecondsPerByte(ranked[k]);
+    const double before = SecondsPerByte(ranked[k - 1]);
+    drops.emplace_back(after > 0 ? -before / after : -HUGE_VAL, static_cast<int>(k));
+  }
+  std::sort(drops.begin(), drops.end());
+  if (drops.size() > kMostDrops) drops.resize(kMostDrops);
+  std::set<int> counts = {static_cast<int>(ranked.size())};
+  for (const auto& [drop, count] : drops) counts.insert(count);
+  return {counts.begin(), counts.end()};
+}
+
+void AddSelective(const BlockProfile& profile, ModelBlock* block) {
+  if (profile.selective.empty()) return;
+  const std::vector<SelectiveStorage> ranked = Ranked(profile.selective);
+  for (size_t k = 0; k < ranked.size(); ++k) {
+    const SelectiveStorage& from = ranked[k];
+    ModelStorage storage;
+    storage.bytes = from.bytes;
+    storage.can_move = from.movable;
+    storage.rank = static_cast<int>(k);
+    storage.is_saved = from.is_saved;
+    storage.ordinal = from.ordinal;
+    block->storages.push_back(storage);
+  }
+  block->selective_s.assign(ranked.size() + 1, absl::ToDoubleSeconds(profile.selective_base));
+  for (size_t k = ranked.size(); k-- > 0;) {
+    block->selective_s[k] = block->selective_s[k + 1] + absl::ToDoubleSeconds(ranked[k].recompute);
+  }
+  block->prefixes = WorthTrying(ranked);
+}
+
+ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute, bool forbid_selective) {
   ModelBlock block;
   block.forward_s = absl::ToDoubleSeconds(profile.forward);
   block.backward_s = absl::ToDoubleSeconds(profile.backward);
@@ -124,9 +186,11 @@ ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute) {
   block.can_recompute = profile.recomputable && !forbid_recompute;
   for (const StorageProfile& storage : profile.storages) {
     block.storages.push_back({storage.bytes, storage.is_input, storage.movable && storage.stable});
+    block.storages.back().ordinal = storage.ordinal;
     block.bytes += storage.bytes;
     if (storage.is_input) block.input_bytes += storage.bytes;
   }
+  if (block.can_recompute && !forbid_selective) AddSelective(profile, &block);
   return block;
 }
 
@@ -143,6 +207,9 @@ Bytes RoundingBytes(const RankProblem& rank) {
     for (const StorageProfile& storage : block.storages) {
       rounding += SlotBytes(storage.bytes) - storage.bytes;
     }
+    for (const SelectiveStorage& storage : block.selective) {
+      if (!storage.is_saved) rounding += SlotBytes(storage.bytes) - storage.bytes;
+    }
   }
   return rounding;
 }
@@ -152,7 +219,7 @@ RankModel BuildRankModel(const PlanProblem& problem, size_t rank, const Taken& t
   RankModel model;
   model.level_first = problem.level_first;
   for (const BlockProfile& block : of.blocks) {
-    model.blocks.push_back(ToModel(block, problem.forbid_recompute));
+    model.blocks.push_back(ToModel(block, problem.forbid_recompute, problem.forbid_selective));
   }
   AddPaths(problem, of.gpu, taken, &model);
   const DeviceProfile& gpu = DeviceOf(problem, of.gpu);

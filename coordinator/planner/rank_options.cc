@@ -7,17 +7,15 @@
 namespace hyperframes {
 namespace {
 
-Bytes DisturbedBy(const ModelBlock& block, const BlockChoice& choice, const BlockLoad& load) {
-  return load.moved + (choice.recompute ? block.bytes - block.input_bytes : 0);
-}
+Bytes DisturbedBy(const BlockLoad& load) { return load.moved + load.remade; }
 
 // Indexes of what may move, largest first.
-std::vector<size_t> Movable(const ModelBlock& block, bool recompute, Bytes cap) {
+std::vector<size_t> Movable(const ModelBlock& block, const BlockChoice& choice, Bytes cap) {
   std::vector<size_t> movable;
   for (size_t s = 0; s < block.storages.size(); ++s) {
     const ModelStorage& storage = block.storages[s];
     if (!storage.can_move || storage.bytes <= 0 || storage.bytes > cap) continue;
-    if (recompute && !storage.is_input) continue;
+    if (!Waits(block, choice, s)) continue;
     movable.push_back(s);
   }
   std::stable_sort(movable.begin(), movable.end(), [&block](size_t a, size_t b) {
@@ -26,8 +24,8 @@ std::vector<size_t> Movable(const ModelBlock& block, bool recompute, Bytes cap) 
   return movable;
 }
 
-BlockChoice Blank(const ModelBlock& block, bool recompute) {
-  return {recompute, std::vector<int>(block.storages.size(), kKept)};
+BlockChoice Blank(const ModelBlock& block, bool recompute, int selected = 0) {
+  return {recompute, std::vector<int>(block.storages.size(), kKept), selected};
 }
 
 // Every non-empty subset of a few storages.
@@ -58,6 +56,32 @@ void AddPrefixes(const RankModel& model, const ModelBlock& block, bool recompute
   }
 }
 
+// SELECTIVE for each k worth trying: all of it kept, or its larger half or all of it, with or
+// without the inputs, to one path. Few on purpose: what lies between is found one by one.
+void AddSelective(const RankModel& model, const ModelBlock& block, Bytes cap,
+                  std::vector<Option>* options) {
+  for (const int selected : block.prefixes) {
+    const BlockChoice blank = Blank(block, true, selected);
+    options->push_back(MakeOption(model, block, blank));
+    const std::vector<size_t> movable = Movable(block, blank, cap);
+    if (movable.empty()) continue;
+    for (size_t p = 0; p < model.paths.size(); ++p) {
+      const int path = static_cast<int>(p);
+      BlockChoice all = blank;
+      BlockChoice half = blank;
+      BlockChoice stay = blank;  // The inputs do.
+      for (size_t m = 0; m < movable.size(); ++m) {
+        all.where[movable[m]] = path;
+        if (2 * m < movable.size()) half.where[movable[m]] = path;
+        if (!block.storages[movable[m]].is_input) stay.where[movable[m]] = path;
+      }
+      for (BlockChoice* choice : {&all, &half, &stay}) {
+        options->push_back(MakeOption(model, block, std::move(*choice)));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Option MakeOption(const RankModel& model, const ModelBlock& block, BlockChoice choice) {
@@ -78,13 +102,14 @@ std::vector<Option> OptionsFor(const RankModel& model, const ModelBlock& block, 
   for (const bool recompute : {false, true}) {
     if (recompute && !block.can_recompute) break;
     if (recompute) options.push_back(MakeOption(model, block, Blank(block, true)));
-    const std::vector<size_t> movable = Movable(block, recompute, cap);
+    const std::vector<size_t> movable = Movable(block, Blank(block, recompute), cap);
     if (movable.size() <= kFewStorages) {
       AddSubsets(model, block, recompute, movable, &options);
     } else {
       AddPrefixes(model, block, recompute, movable, &options);
     }
   }
+  if (block.can_recompute) AddSelective(model, block, cap, &options);
   return options;
 }
 
@@ -148,9 +173,7 @@ double SearchState::Level(const Option& option) const {
 }
 
 Bytes SearchState::DisturbedWith(size_t block, const Option& option) const {
-  const ModelBlock& of = model_.blocks[block];
-  return disturbed_ - DisturbedBy(of, choices_[block], loads_[block]) +
-         DisturbedBy(of, option.choice, option.load);
+  return disturbed_ - DisturbedBy(loads_[block]) + DisturbedBy(option.load);
 }
 
 }  // namespace hyperframes

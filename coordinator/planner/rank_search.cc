@@ -31,7 +31,7 @@ std::vector<Bytes> MovableSizes(const RankModel& model, bool inputs_only) {
   std::set<Bytes> sizes;
   for (const ModelBlock& block : model.blocks) {
     for (const ModelStorage& storage : block.storages) {
-      const bool counts = storage.can_move && storage.bytes > 0;
+      const bool counts = storage.rank < 0 && storage.can_move && storage.bytes > 0;
       if (counts && (storage.is_input || !inputs_only)) sizes.insert(storage.bytes);
     }
   }
@@ -43,7 +43,8 @@ Bytes LargestFrame(const RankModel& model, Bytes cap) {
   for (const ModelBlock& block : model.blocks) {
     Bytes frame = 0;
     for (const ModelStorage& storage : block.storages) {
-      if (storage.can_move && storage.bytes <= cap) frame += storage.bytes;
+      const bool counts = storage.rank < 0 && storage.can_move;
+      if (counts && storage.bytes <= cap) frame += storage.bytes;
     }
     largest = std::max(largest, frame);
   }
@@ -221,8 +222,8 @@ class Improvement {
   }
 
   bool MayMove(size_t block, size_t s) const {
-    const ModelStorage& storage = model_.blocks[block].storages[s];
-    return storage.can_move && (storage.is_input || !state_->choices()[block].recompute);
+    const ModelBlock& of = model_.blocks[block];
+    return of.storages[s].can_move && Waits(of, state_->choices()[block], s);
   }
 
   bool Exchange(size_t a, size_t s, size_t b, size_t t) {
@@ -401,7 +402,7 @@ std::vector<RankSolution> FloorSolutions(const RankModel& model) {
       BlockChoice choice{block.can_recompute, std::vector<int>(block.storages.size(), kKept)};
       for (size_t s = 0; s < block.storages.size(); ++s) {
         const ModelStorage& storage = block.storages[s];
-        if (choice.recompute && !storage.is_input) continue;
+        if (!Waits(block, choice, s)) continue;
         if (!storage.can_move || storage.bytes <= 0 || storage.bytes > cap) continue;
         for (size_t p = 0; p < model.paths.size() && choice.where[s] == kKept; ++p) {
           choice.where[s] = static_cast<int>(p);

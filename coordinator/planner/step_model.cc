@@ -181,9 +181,13 @@ void BackwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads
 
 BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockChoice& choice) {
   BlockLoad load;
+  Bytes selected = 0;
+  Bytes beyond = 0;  // Selected, but not among what backward needs.
   for (size_t s = 0; s < block.storages.size(); ++s) {
     const ModelStorage& storage = block.storages[s];
-    if (choice.recompute && !storage.is_input) continue;
+    if (!Waits(block, choice, s)) continue;
+    if (storage.rank >= 0) selected += storage.bytes;
+    if (storage.rank >= 0 && !storage.is_saved) beyond += storage.bytes;
     if (choice.where[s] == kKept) {
       load.kept += storage.bytes;
       continue;
@@ -196,9 +200,13 @@ BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockCho
     load.out_s[path.lane] += path.out_latency_s + bytes / path.out_bytes_per_s;
     load.in_s[path.lane] += path.in_latency_s + bytes / path.in_bytes_per_s;
   }
-  load.forward_alive = choice.recompute ? block.input_bytes : block.bytes;
-  load.backward_extra = block.bytes - load.kept;
-  load.recompute_s = choice.recompute ? block.forward_s : 0;
+  load.backward_extra = std::max<Bytes>(0, block.bytes + beyond - load.kept);
+  load.forward_alive = block.bytes;
+  if (!choice.recompute) return load;
+  load.forward_alive = block.input_bytes + selected;
+  load.remade = std::max<Bytes>(0, block.bytes - block.input_bytes - (selected - beyond));
+  load.recompute_s = choice.selected > 0 ? block.selective_s[static_cast<size_t>(choice.selected)]
+                                         : block.forward_s;
   return load;
 }
 

@@ -4,7 +4,8 @@
 // What is held, block by block (o: one micro-batch, forward then its backward):
 //   forward  i: kept of blocks < i + all storages of i (RECOMPUTE: its inputs) + stash
 //   backward i: kept of blocks <= i + reload buffers of i + prefetched + stash
-//               (RECOMPUTE: all storages of i, made again, with its inputs)
+//               (RECOMPUTE: all storages of i, made again, with its inputs; SELECTIVE: those, and
+//               what is selected beyond them)
 // The stash holds at most max(stash_limit, largest moved storage so far); it counts in backward
 // too, because the last copy-outs may still run then. Prefetched reloads are bounded in the same
 // way.
@@ -47,6 +48,11 @@ struct ModelStorage {
   Bytes bytes = 0;
   bool is_input = false;
   bool can_move = true;  // Movable and stable.
+  // What an operator leaves that may be saved under SELECTIVE, by recompute time per byte: 0 is the
+  // first to be saved. -1: a storage of the profile.
+  int rank = -1;
+  bool is_saved = false;  // Of rank >= 0: among the storages of the profile too.
+  int32_t ordinal = 0;    // In the profile's list that it comes from.
 };
 
 struct ModelBlock {
@@ -56,8 +62,12 @@ struct ModelBlock {
   Bytes gradients = 0;  // Of what is resident, there only once its backward has run.
   bool can_recompute = true;
   std::vector<ModelStorage> storages;
-  Bytes bytes = 0;        // Sum over storages.
+  Bytes bytes = 0;        // Sum over storages of the profile.
   Bytes input_bytes = 0;  // Of those, inputs.
+  // Seconds to run it again with the first k of its ranked storages saved; [0] is unused. Empty:
+  // never SELECTIVE.
+  std::vector<double> selective_s;
+  std::vector<int> prefixes;  // The k worth trying, ascending.
 };
 
 struct RankModel {
@@ -72,17 +82,26 @@ struct RankModel {
 constexpr int kKept = -1;
 
 // What happens to one block. `where[s]` is an index into RankModel::paths or kKept. Under recompute
-// only inputs have a place; the rest says kKept.
+// only inputs have a place, and the first `selected` ranked storages; the rest says kKept.
 struct BlockChoice {
   bool recompute = false;
   std::vector<int> where;
+  int selected = 0;  // > 0 only under recompute: SELECTIVE.
 };
+
+// True when storage `s` waits somewhere between forward and backward.
+inline bool Waits(const ModelBlock& block, const BlockChoice& choice, size_t s) {
+  const ModelStorage& storage = block.storages[s];
+  if (storage.rank >= 0) return storage.rank < choice.selected;
+  return !choice.recompute || storage.is_input;
+}
 
 // A BlockChoice boiled down to what the simulation needs.
 struct BlockLoad {
   Bytes kept = 0;
   Bytes forward_alive = 0;   // While its forward runs.
   Bytes backward_extra = 0;  // Beyond `kept`, while its backward runs.
+  Bytes remade = 0;          // Run again.
   Bytes moved = 0;
   Bytes largest_moved = 0;
   Bytes lane_bytes[kLanes] = {};

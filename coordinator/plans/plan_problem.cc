@@ -106,6 +106,7 @@ v1::PlanProblem BuildPlanProblem(const v1::JobRecord& job,
     // What one rank asks binds all: a plan is the job's.
     problem.set_level_first(problem.level_first() || requests[rank].level_first());
     problem.set_forbid_recompute(problem.forbid_recompute() || requests[rank].forbid_recompute());
+    problem.set_forbid_selective(problem.forbid_selective() || requests[rank].forbid_selective());
   }
   for (const v1::Tier tier : forbidden) problem.add_forbidden_tiers(tier);
   const std::set<std::string> computing = ComputingGpus(active);

@@ -23,6 +23,15 @@ absl::StatusOr<StorageDecision> StorageFromProto(const v1::StorageDecision& mess
   return storage;
 }
 
+v1::StorageDecision StorageToProto(const StorageDecision& storage) {
+  v1::StorageDecision message;
+  message.set_ordinal(storage.ordinal);
+  message.set_tier(static_cast<v1::Tier>(storage.tier));
+  message.set_device(storage.device);
+  message.set_preferred_offset(storage.preferred_offset);
+  return message;
+}
+
 absl::StatusOr<BlockDecision> BlockFromProto(const v1::BlockDecision& message,
                                              const std::string& field) {
   BlockDecision block;
@@ -33,6 +42,12 @@ absl::StatusOr<BlockDecision> BlockFromProto(const v1::BlockDecision& message,
         StorageDecision storage,
         StorageFromProto(message.storages(s), absl::StrCat(field, ".storages[", s, "]")));
     block.storages.push_back(std::move(storage));
+  }
+  for (int s = 0; s < message.selected_size(); ++s) {
+    HF_ASSIGN_OR_RETURN(
+        StorageDecision storage,
+        StorageFromProto(message.selected(s), absl::StrCat(field, ".selected[", s, "]")));
+    block.selected.push_back(std::move(storage));
   }
   block.reason = message.reason();
   HF_RETURN_IF_ERROR(CheckWireNumber(absl::StrCat(field, ".confidence"), message.confidence()));
@@ -99,11 +114,10 @@ v1::RankPlan RankToProto(const RankPlan& rank) {
     to->set_name(block.name);
     to->set_policy(static_cast<v1::Policy>(block.policy));
     for (const StorageDecision& storage : block.storages) {
-      v1::StorageDecision* where = to->add_storages();
-      where->set_ordinal(storage.ordinal);
-      where->set_tier(static_cast<v1::Tier>(storage.tier));
-      where->set_device(storage.device);
-      where->set_preferred_offset(storage.preferred_offset);
+      *to->add_storages() = StorageToProto(storage);
+    }
+    for (const StorageDecision& storage : block.selected) {
+      *to->add_selected() = StorageToProto(storage);
     }
     to->set_reason(block.reason);
     to->set_confidence(block.confidence);

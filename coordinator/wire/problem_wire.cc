@@ -48,6 +48,33 @@ v1::StorageProfile StorageToProto(const StorageProfile& storage) {
   return message;
 }
 
+absl::StatusOr<SelectiveStorage> SelectiveFromProto(const v1::SelectiveStorage& message,
+                                                    const std::string& field) {
+  HF_RETURN_IF_ERROR(CheckWireBytes(absl::StrCat(field, ".bytes"), message.bytes()));
+  SelectiveStorage storage;
+  storage.ordinal = message.ordinal();
+  storage.bytes = message.bytes();
+  HF_ASSIGN_OR_RETURN(storage.recompute,
+                      WireDuration(absl::StrCat(field, ".recompute_s"), message.recompute_s()));
+  storage.is_saved = message.is_saved();
+  storage.movable = !message.unmovable();
+  storage.always = message.always();
+  storage.op = message.op();
+  return storage;
+}
+
+v1::SelectiveStorage SelectiveToProto(const SelectiveStorage& storage) {
+  v1::SelectiveStorage message;
+  message.set_ordinal(storage.ordinal);
+  message.set_bytes(storage.bytes);
+  message.set_recompute_s(absl::ToDoubleSeconds(storage.recompute));
+  message.set_is_saved(storage.is_saved);
+  message.set_unmovable(!storage.movable);
+  message.set_always(storage.always);
+  message.set_op(storage.op);
+  return message;
+}
+
 // Absent is -1; present is a budget, and 0 means none.
 absl::StatusOr<Bytes> Budget(const std::string& field, bool present, int64_t bytes) {
   if (!present) return Bytes{-1};
@@ -79,6 +106,14 @@ absl::StatusOr<BlockProfile> FromProto(const v1::BlockProfile& message, const st
   HF_RETURN_IF_ERROR(
       CheckWireBytes(absl::StrCat(field, ".gradient_bytes"), message.gradient_bytes()));
   block.gradient_bytes = message.gradient_bytes();
+  for (int s = 0; s < message.selective_size(); ++s) {
+    HF_ASSIGN_OR_RETURN(
+        SelectiveStorage storage,
+        SelectiveFromProto(message.selective(s), absl::StrCat(field, ".selective[", s, "]")));
+    block.selective.push_back(std::move(storage));
+  }
+  HF_ASSIGN_OR_RETURN(block.selective_base, WireDuration(absl::StrCat(field, ".selective_base_s"),
+                                                         message.selective_base_s()));
   return block;
 }
 
@@ -156,6 +191,7 @@ absl::StatusOr<PlanProblem> FromProto(const v1::PlanProblem& message, const std:
   }
   problem.level_first = message.level_first();
   problem.forbid_recompute = message.forbid_recompute();
+  problem.forbid_selective = message.forbid_selective();
   return problem;
 }
 
@@ -171,6 +207,10 @@ v1::BlockProfile ToProto(const BlockProfile& block) {
   message.set_splittable(block.splittable);
   message.set_transient_bytes(block.transient_bytes);
   message.set_gradient_bytes(block.gradient_bytes);
+  for (const SelectiveStorage& storage : block.selective) {
+    *message.add_selective() = SelectiveToProto(storage);
+  }
+  message.set_selective_base_s(absl::ToDoubleSeconds(block.selective_base));
   return message;
 }
 
@@ -219,6 +259,7 @@ v1::PlanProblem ToProto(const PlanProblem& problem) {
   }
   message.set_level_first(problem.level_first);
   message.set_forbid_recompute(problem.forbid_recompute);
+  message.set_forbid_selective(problem.forbid_selective);
   return message;
 }
 
