@@ -15,15 +15,18 @@ constexpr const char* kLeaseFull = "lease_full";
 constexpr const char* kLeaseFragmented = "lease_fragmented";
 constexpr size_t kMostComputeStreams = 128;  // torch's pools hold 64 per GPU.
 
+absl::Status CheckLimits(Bytes stash_limit, Bytes prefetch_limit) {
+  if (stash_limit >= 0 && prefetch_limit >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("stash_limit is ", stash_limit,
+                                                 " and prefetch_limit is ", prefetch_limit,
+                                                 " bytes; both must be 0 or more"));
+}
+
 absl::Status CheckOptions(const Device* device, const std::vector<EngineArena>& arenas,
                           const FrameEngineOptions& options) {
   if (device == nullptr) return absl::InvalidArgumentError("a frame engine needs a device");
   if (options.clock == nullptr) return absl::InvalidArgumentError("a frame engine needs a clock");
-  if (options.stash_limit < 0 || options.prefetch_limit < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("stash_limit is ", options.stash_limit, " and prefetch_limit is ",
-                     options.prefetch_limit, " bytes; both must be 0 or more"));
-  }
+  HF_RETURN_IF_ERROR(CheckLimits(options.stash_limit, options.prefetch_limit));
   if (options.chaos.longest_delay < absl::ZeroDuration() ||
       options.chaos.longest_delay == absl::InfiniteDuration()) {
     return absl::InvalidArgumentError(
@@ -98,6 +101,7 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
   storage.key = key;
   storage.bytes = bytes;
   if (options_.verify) storage.checksum = Checksum(source, bytes);
+  Bytes limit = 0;
   {
     MutexLock lock(&mutex_);
     HF_RETURN_IF_ERROR(NoteComputeStream(compute_stream));
@@ -116,8 +120,9 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
     storages_.emplace(placement.handle, std::move(storage));
     ++puts_in_step_;
     counters_.bytes_out[static_cast<int>(placement.placed)] += bytes;
+    limit = stash_limit_;
   }
-  HF_RETURN_IF_ERROR(WaitForStash(options_.stash_limit, /*spare_newest=*/true, compute_stream));
+  HF_RETURN_IF_ERROR(WaitForStash(limit, /*spare_newest=*/true, compute_stream));
   return placement;
 }
 
@@ -308,7 +313,7 @@ void FrameEngineImpl::NoLongerAhead(Storage* storage) {
 
 bool FrameEngineImpl::TakesPrefetch(const Storage& storage, Bytes* ahead) const {
   // At least one, however large: a limit below the largest storage must not end prefetching.
-  if (*ahead > 0 && *ahead + storage.bytes > options_.prefetch_limit) return false;
+  if (*ahead > 0 && *ahead + storage.bytes > prefetch_limit_) return false;
   *ahead += storage.bytes;
   return true;
 }
@@ -360,6 +365,14 @@ void FrameEngineImpl::Drop(StorageHandle handle) {
   // Nobody waited for this reload (a step that failed halfway): the caller frees the destination
   // when this returns, so the lane must have finished writing to it.
   if (reload_under_way != nullptr) reload_under_way->Synchronize();
+}
+
+absl::Status FrameEngineImpl::SetLimits(Bytes stash_limit, Bytes prefetch_limit) {
+  HF_RETURN_IF_ERROR(CheckLimits(stash_limit, prefetch_limit));
+  MutexLock lock(&mutex_);
+  stash_limit_ = stash_limit;
+  prefetch_limit_ = prefetch_limit;
+  return absl::OkStatus();
 }
 
 absl::Status FrameEngineImpl::Quiesce() {

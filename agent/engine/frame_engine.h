@@ -120,6 +120,10 @@ class FrameEngine {
   // call it.
   virtual void Drop(StorageHandle handle) = 0;
 
+  // Another plan holds from now on, with these limits in place of the options'. InvalidArgument:
+  // below 0.
+  virtual absl::Status SetLimits(Bytes stash_limit, Bytes prefetch_limit) = 0;
+
   // A quiescent point: the order of consumption just seen becomes the learned one.
   // FailedPrecondition names how many storages are still live (nothing changes then).
   virtual absl::Status Quiesce() = 0;

@@ -26,7 +26,11 @@ namespace hyperframes {
 class FrameEngineImpl final : public FrameEngine {
  public:
   FrameEngineImpl(Device* device, const FrameEngineOptions& options)
-      : device_(device), options_(options), exposed_before_(device->measured_exposed_wait()) {}
+      : device_(device),
+        options_(options),
+        exposed_before_(device->measured_exposed_wait()),
+        stash_limit_(options.stash_limit),
+        prefetch_limit_(options.prefetch_limit) {}
   ~FrameEngineImpl() override = default;  // lanes_ finish what was queued, before arenas_ go.
 
   absl::Status AddArena(EngineArena arena) HF_EXCLUDES(mutex_);  // Before the first Put only.
@@ -41,6 +45,7 @@ class FrameEngineImpl final : public FrameEngine {
   absl::Status Wait(StorageHandle handle, void* compute_stream) override HF_EXCLUDES(mutex_);
   std::vector<StorageHandle> NextToPrefetch() override HF_EXCLUDES(mutex_);
   void Drop(StorageHandle handle) override HF_EXCLUDES(mutex_);
+  absl::Status SetLimits(Bytes stash_limit, Bytes prefetch_limit) override HF_EXCLUDES(mutex_);
   absl::Status Quiesce() override HF_EXCLUDES(mutex_);
   EngineStats stats() const override HF_EXCLUDES(mutex_);
   Bytes SizeOf(StorageHandle handle) const override HF_EXCLUDES(mutex_);
@@ -87,6 +92,8 @@ class FrameEngineImpl final : public FrameEngine {
   // After arenas_: lanes are destroyed, and with it drained, before the memory is unmapped.
   std::unique_ptr<Lane> lanes_[kDirectionCount][kTierCount] HF_GUARDED_BY(mutex_);
   StorageHandle next_handle_ HF_GUARDED_BY(mutex_) = 1;
+  Bytes stash_limit_ HF_GUARDED_BY(mutex_);
+  Bytes prefetch_limit_ HF_GUARDED_BY(mutex_);
   std::map<StorageHandle, Storage> storages_ HF_GUARDED_BY(mutex_);  // Ascending: in Put order.
   absl::flat_hash_map<StorageKey, StorageHandle> handle_of_key_ HF_GUARDED_BY(mutex_);
   Stash stash_ HF_GUARDED_BY(mutex_);

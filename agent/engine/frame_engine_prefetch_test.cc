@@ -109,6 +109,17 @@ TEST_F(PrefetchTest, MovesOnAsStoragesAreConsumedAndCountsHitsAndMisses) {
   EXPECT_EQ(engine_->stats().prefetch_misses, 6);
 }
 
+TEST_F(PrefetchTest, FollowsANewPlansLimit) {
+  Start(/*prefetch_limit=*/kBytes);
+  Forward({0, 1, 2, 3});
+  EXPECT_THAT(Next(), ElementsAre(3));
+  ASSERT_TRUE(engine_->SetLimits(kBytes, 3 * kBytes).ok());
+  EXPECT_THAT(Next(), ElementsAre(3, 2, 1));
+  EXPECT_EQ(engine_->SetLimits(kBytes, -1).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Next(), ElementsAre(3, 2, 1)) << "a refused limit changes nothing";
+  Backward({3, 2, 1, 0});
+}
+
 TEST_F(PrefetchTest, TakesAStorageLargerThanTheLimitWhenNothingElseIsAhead) {
   Start(/*prefetch_limit=*/kBytes);
   Forward({0, 1}, /*bytes=*/4 * kBytes);

@@ -116,6 +116,8 @@ static void PutFetchDrop(hf_engine* engine, int32_t tier, const char* device) {
   }
   EXPECT_REFUSED(hf_quiesce(engine), HF_FAILED_PRECONDITION, "1");
   EXPECT(hf_drop(engine, placement.handle) == HF_OK);
+  EXPECT_REFUSED(hf_set_limits(engine, -1, 0), HF_INVALID_ARGUMENT, "-1");
+  EXPECT(hf_set_limits(engine, 1 << 20, 1 << 20) == HF_OK);
   EXPECT(hf_quiesce(engine) == HF_OK);
   EXPECT_REFUSED(hf_fetch(engine, placement.handle, destination, 0, NULL), HF_NOT_FOUND, "handle");
   free(source);

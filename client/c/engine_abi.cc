@@ -135,6 +135,13 @@ hf_code hf_drop(hf_engine* engine, uint64_t handle) {
   });
 }
 
+hf_code hf_set_limits(hf_engine* engine, int64_t stash_limit, int64_t prefetch_limit) {
+  return Guarded("hf_set_limits", [&]() -> absl::Status {
+    HF_RETURN_IF_ERROR(RequireArgument(engine, "engine"));
+    return engine->engine->frames()->SetLimits(stash_limit, prefetch_limit);
+  });
+}
+
 hf_code hf_quiesce(hf_engine* engine) {
   return Guarded("hf_quiesce", [&]() -> absl::Status {
     HF_RETURN_IF_ERROR(RequireArgument(engine, "engine"));

@@ -107,6 +107,8 @@ hf_code hf_wait(hf_engine* engine, uint64_t handle, void* compute_stream);
 hf_code hf_next_to_prefetch(hf_engine* engine, uint64_t* handles, int64_t* bytes, int64_t capacity,
                             int64_t* count);
 hf_code hf_drop(hf_engine* engine, uint64_t handle);
+/* Another plan's limits hold from now on, in place of those that the engine was opened with. */
+hf_code hf_set_limits(hf_engine* engine, int64_t stash_limit, int64_t prefetch_limit);
 hf_code hf_quiesce(hf_engine* engine);
 /* EngineStats as JSON, names as in frame_engine.h; durations in seconds; arrays by tier as
  * {"keep", "peer", "host"}. */

@@ -48,6 +48,12 @@ void AddRank(const RankProblem& rank, Hash* hash) {
     hash->Number(block.splittable ? 1 : 0);
     hash->Number(block.transient_bytes);
     hash->Number(block.gradient_bytes);
+    hash->Number(static_cast<int64_t>(block.phases.size()));
+    for (const BackwardPhase& phase : block.phases) {
+      hash->Number(phase.reads);
+      hash->Number(phase.in_use_bytes);
+      hash->Number(phase.working_bytes);
+    }
     hash->Number(static_cast<int64_t>(block.storages.size()));
     for (const StorageProfile& storage : block.storages) {
       hash->Number(storage.ordinal);

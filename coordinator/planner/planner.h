@@ -41,6 +41,17 @@ struct SelectiveStorage {
   std::string op;
 };
 
+// A part of a block's backward: from where it first reads a storage until it reads the next one.
+struct BackwardPhase {
+  int32_t reads = -1;  // Ordinal of that storage; -1: before any is read.
+  // Of the storages read so far those that are not given back yet, at the phase's start. Inputs of
+  // the block do not count.
+  Bytes in_use_bytes = 0;
+  // Most bytes in the phase beyond the storages that are still to be read: those in use, gradients,
+  // working memory.
+  Bytes working_bytes = 0;
+};
+
 struct BlockProfile {
   std::string name;  // Dotted module path; "loss" for what the loss leaves.
   absl::Duration forward;
@@ -53,6 +64,8 @@ struct BlockProfile {
   // Of the rank's resident bytes, gradients that only this block's backward brings into being; the
   // transient bytes of that backward include them. 0 where gradients outlive the step.
   Bytes gradient_bytes = 0;
+  // In order. Empty: unknown, and all storages are taken to be there during all of backward.
+  std::vector<BackwardPhase> phases;
   std::vector<SelectiveStorage> selective;  // Empty: never SELECTIVE.
   absl::Duration selective_base;            // Running it again with all of them saved.
 };

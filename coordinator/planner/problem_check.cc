@@ -75,12 +75,29 @@ absl::Status CheckSelective(const std::string& field, const BlockProfile& block)
   return absl::OkStatus();
 }
 
+absl::Status CheckPhases(const std::string& field, const BlockProfile& block) {
+  HF_RETURN_IF_ERROR(CheckCount(field, block.phases.size(), kMostStorages + 1));
+  for (size_t p = 0; p < block.phases.size(); ++p) {
+    const std::string of = absl::StrCat(field, "[", p, "]");
+    const BackwardPhase& phase = block.phases[p];
+    HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".in_use_bytes"), phase.in_use_bytes));
+    HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".working_bytes"), phase.working_bytes));
+    if (phase.working_bytes < phase.in_use_bytes) {
+      return Refuse(absl::StrCat(of, ".working_bytes"),
+                    absl::StrCat("is ", phase.working_bytes, ", less than in_use_bytes (",
+                                 phase.in_use_bytes, "), which are a part of it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckBlock(const std::string& field, const BlockProfile& block) {
   HF_RETURN_IF_ERROR(CheckName(absl::StrCat(field, ".name"), block.name));
   HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(field, ".forward"), block.forward));
   HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(field, ".backward"), block.backward));
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".transient_bytes"), block.transient_bytes));
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".gradient_bytes"), block.gradient_bytes));
+  HF_RETURN_IF_ERROR(CheckPhases(absl::StrCat(field, ".phases"), block));
   HF_RETURN_IF_ERROR(
       CheckCount(absl::StrCat(field, ".storages"), block.storages.size(), kMostStorages));
   HF_RETURN_IF_ERROR(CheckSelective(field, block));

@@ -177,6 +177,14 @@ void AddSelective(const BlockProfile& profile, ModelBlock* block) {
   block->prefixes = WorthTrying(ranked);
 }
 
+int ReadAt(const BlockProfile& profile, const StorageProfile& storage) {
+  if (storage.is_input) return kNeverRead;
+  for (size_t p = 0; p < profile.phases.size(); ++p) {
+    if (profile.phases[p].reads == storage.ordinal) return static_cast<int>(p);
+  }
+  return kNeverRead;
+}
+
 ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute, bool forbid_selective) {
   ModelBlock block;
   block.forward_s = absl::ToDoubleSeconds(profile.forward);
@@ -184,9 +192,13 @@ ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute, bool forb
   block.transient = profile.transient_bytes;
   block.gradients = profile.gradient_bytes;
   block.can_recompute = profile.recomputable && !forbid_recompute;
+  for (const BackwardPhase& phase : profile.phases) {
+    block.phases.push_back({phase.in_use_bytes, phase.working_bytes});
+  }
   for (const StorageProfile& storage : profile.storages) {
     block.storages.push_back({storage.bytes, storage.is_input, storage.movable && storage.stable});
     block.storages.back().ordinal = storage.ordinal;
+    block.storages.back().read_at = ReadAt(profile, storage);
     block.bytes += storage.bytes;
     if (storage.is_input) block.input_bytes += storage.bytes;
   }

@@ -33,13 +33,13 @@ class Memory {
  public:
   Memory(const RankModel& model, StepResult* result) : model_(model), result_(result) {}
 
-  // `absent`: gradients that are counted as resident and not there yet.
-  void At(size_t block, Bytes activation, Bytes absent) {
-    const Bytes others = model_.blocks[block].transient - absent;
+  // `total`: activations and working memory, less gradients that count as resident and are not
+  // there yet.
+  void At(Bytes activation, Bytes total) {
     result_->activation_peak = std::max(result_->activation_peak, activation);
-    result_->total_peak = std::max(result_->total_peak, activation + others);
-    const Bytes limit = std::min(model_.activation_limit, model_.total_limit - others);
-    if (activation > limit) result_->excess += static_cast<double>(activation - limit);
+    result_->total_peak = std::max(result_->total_peak, total);
+    const Bytes over = std::max(activation - model_.activation_limit, total - model_.total_limit);
+    if (over > 0) result_->excess += static_cast<double>(over);
   }
 
  private:
@@ -99,6 +99,9 @@ void ForwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
   }
 }
 
+// Share of a block's backward that hides its own reloads, where it is known to read one by one.
+constexpr double kHidden = 0.8;
+
 // The reload lanes: bytes fetched ahead of the block that runs.
 class Reloads {
  public:
@@ -120,19 +123,27 @@ class Reloads {
     }
   }
 
-  // Seconds that compute waits for the reloads of `load`.
-  double Need(const BlockLoad& load) {
+  // Seconds that compute waits for the reloads of `load`, of which `hidden_s` of its backward can
+  // hide a part: a storage is waited for only where it is read.
+  double Need(const BlockLoad& load, double hidden_s) {
     double wait = 0;
+    double missing_s[kLanes] = {};
     for (int l = 0; l < kLanes; ++l) {
       if (load.lane_bytes[l] == 0) continue;
       const double bytes = static_cast<double>(load.lane_bytes[l]);
+      const double first = std::min(bytes, static_cast<double>(load.largest_moved));
+      const double seconds_per_byte = load.in_s[l] / bytes;
+      missing_s[l] = std::max(0.0, bytes - ahead_[l]) * seconds_per_byte;
+      const double first_s = std::max(0.0, first - ahead_[l]) * seconds_per_byte;
       // A reload starts after its own copy-out has finished.
-      const double missing = ahead_[l] >= bytes ? 0 : (bytes - ahead_[l]) / bytes * load.in_s[l];
-      wait = std::max(wait, copy_out_s_[l] + missing);
+      wait = std::max(wait, copy_out_s_[l] + std::max(first_s, missing_s[l] - hidden_s));
       ahead_[l] = std::max(0.0, ahead_[l] - bytes);
       left_[l] = std::max(0.0, left_[l] - bytes);
     }
-    for (double& left : copy_out_s_) left = std::max(0.0, left - wait);
+    for (int l = 0; l < kLanes; ++l) {
+      busy_s_[l] = std::max(0.0, missing_s[l] - std::max(0.0, wait - copy_out_s_[l]));
+      copy_out_s_[l] = std::max(0.0, copy_out_s_[l] - wait);
+    }
     return wait;
   }
 
@@ -140,12 +151,15 @@ class Reloads {
   double Overlap(double seconds, const double* slowdown) {
     double slower = 0;
     for (int l = 0; l < kLanes; ++l) {
+      const double own = std::min(busy_s_[l], seconds);
+      busy_s_[l] = 0;
+      slower += slowdown[l] * own;
       if (left_[l] <= 0 && copy_out_s_[l] <= 0) continue;
-      const double late = std::min(copy_out_s_[l], seconds);
+      const double late = std::min(copy_out_s_[l], seconds - own);
       copy_out_s_[l] -= late;
       const double room = std::min(most_ahead_[l], left_[l]) - ahead_[l];
       if (room > 0 && rate_[l] > 0) {
-        const double fetched = std::min(room, (seconds - late) * rate_[l]);
+        const double fetched = std::min(room, (seconds - own - late) * rate_[l]);
         ahead_[l] += fetched;
         slower += slowdown[l] * (fetched * seconds_per_byte_[l]);
       }
@@ -161,6 +175,7 @@ class Reloads {
   double ahead_[kLanes] = {};
   double most_ahead_[kLanes] = {};
   double copy_out_s_[kLanes] = {};
+  double busy_s_[kLanes] = {};  // With reloads of the block that runs.
 };
 
 void BackwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
@@ -169,12 +184,51 @@ void BackwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads
   for (const BlockLoad& load : loads) largest = std::max(largest, load.largest_moved);
   Reloads reloads(loads, std::max(limits.prefetch, largest), copy_outs);
   for (size_t i = loads.size(); i-- > 0;) {
-    const double waited = reloads.Need(loads[i]);
+    // What is run again reads its inputs, and what was selected, at once.
+    const bool reads_late = !model.blocks[i].phases.empty() && loads[i].recompute_s == 0;
+    const double waited =
+        reloads.Need(loads[i], reads_late ? kHidden * model.blocks[i].backward_s : 0);
     const double compute = loads[i].recompute_s + model.blocks[i].backward_s;
     result->step_s += waited + compute + reloads.Overlap(compute, model.lane_slowdown);
     result->exposed_s += waited;
     result->recompute_s += loads[i].recompute_s;
   }
+}
+
+}  // namespace
+
+namespace {
+
+// What is there during the backward of `block`, at most. `beyond`: selected, but not read by it.
+void AddBackward(const ModelBlock& block, const BlockChoice& choice, Bytes beyond,
+                 BlockLoad* load) {
+  if (block.phases.empty()) {
+    load->backward_extra = std::max<Bytes>(0, block.bytes + beyond - load->kept);
+    load->backward_total = load->backward_extra + block.transient;
+    return;
+  }
+  Bytes there = beyond;
+  static thread_local std::vector<Bytes> read;
+  read.assign(block.phases.size(), 0);
+  for (size_t s = 0; s < block.storages.size(); ++s) {
+    const ModelStorage& storage = block.storages[s];
+    if (storage.rank >= 0) continue;
+    const bool comes_with_its_read =
+        !choice.recompute && choice.where[s] != kKept && storage.read_at != kNeverRead;
+    if (comes_with_its_read) continue;
+    there += storage.bytes;
+    if (storage.read_at != kNeverRead) read[static_cast<size_t>(storage.read_at)] += storage.bytes;
+  }
+  Bytes most = 0;
+  // Run again, the forward's own working memory comes first, on top of what it leaves.
+  Bytes most_total = choice.recompute ? there + block.transient : 0;
+  for (size_t p = 0; p < block.phases.size(); ++p) {
+    there -= read[p];
+    most = std::max(most, there + block.phases[p].in_use);
+    most_total = std::max(most_total, there + block.phases[p].working);
+  }
+  load->backward_extra = most - load->kept;
+  load->backward_total = most_total - load->kept;
 }
 
 }  // namespace
@@ -200,13 +254,14 @@ BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockCho
     load.out_s[path.lane] += path.out_latency_s + bytes / path.out_bytes_per_s;
     load.in_s[path.lane] += path.in_latency_s + bytes / path.in_bytes_per_s;
   }
-  load.backward_extra = std::max<Bytes>(0, block.bytes + beyond - load.kept);
   load.forward_alive = block.bytes;
-  if (!choice.recompute) return load;
-  load.forward_alive = block.input_bytes + selected;
-  load.remade = std::max<Bytes>(0, block.bytes - block.input_bytes - (selected - beyond));
-  load.recompute_s = choice.selected > 0 ? block.selective_s[static_cast<size_t>(choice.selected)]
-                                         : block.forward_s;
+  if (choice.recompute) {
+    load.forward_alive = block.input_bytes + selected;
+    load.remade = std::max<Bytes>(0, block.bytes - block.input_bytes - (selected - beyond));
+    load.recompute_s = choice.selected > 0 ? block.selective_s[static_cast<size_t>(choice.selected)]
+                                           : block.forward_s;
+  }
+  AddBackward(block, choice, beyond, &load);
   return load;
 }
 
@@ -221,21 +276,25 @@ void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
   static thread_local std::vector<Bytes> largest_before;
   largest_before.assign(loads.size() + 1, 0);
   for (size_t i = 0; i < loads.size(); ++i) {
-    memory.At(i,
-              kept + loads[i].forward_alive +
-                  Window(limits.stash, moved, largest_before[i], limits.charge_in_full && i > 0),
-              absent);
+    const Bytes alive =
+        kept + loads[i].forward_alive +
+        Window(limits.stash, moved, largest_before[i], limits.charge_in_full && i > 0);
+    memory.At(alive, alive + model.blocks[i].transient - absent);
     kept += loads[i].kept;
     moved += loads[i].moved;
     largest_before[i + 1] = std::max(largest_before[i], loads[i].largest_moved);
   }
   for (size_t i = loads.size(); i-- > 0;) {
-    const Bytes stash =
-        Window(limits.stash, moved, largest_before[loads.size()], limits.charge_in_full);
-    moved -= loads[i].moved;
-    const Bytes prefetched =
-        Window(limits.prefetch, moved, largest_before[i], limits.charge_in_full && i > 0);
-    memory.At(i, kept + loads[i].backward_extra + prefetched + stash, absent);
+    const bool known = !model.blocks[i].phases.empty();
+    Bytes stash = Window(limits.stash, moved, largest_before[loads.size()], limits.charge_in_full);
+    if (!known) moved -= loads[i].moved;
+    const Bytes prefetched = Window(limits.prefetch, moved, largest_before[known ? i + 1 : i],
+                                    limits.charge_in_full && i > 0);
+    // Backward begins by giving up the stash, and only then fetches ahead.
+    if (known) stash = i + 1 == loads.size() ? std::max<Bytes>(0, stash - prefetched) : 0;
+    const Bytes others = kept + prefetched + stash;
+    memory.At(others + loads[i].backward_extra, others + loads[i].backward_total - absent);
+    if (known) moved -= loads[i].moved;
     absent -= model.blocks[i].gradients;
     kept -= loads[i].kept;
   }

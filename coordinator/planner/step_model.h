@@ -6,6 +6,9 @@
 //   backward i: kept of blocks <= i + reload buffers of i + prefetched + stash
 //               (RECOMPUTE: all storages of i, made again, with its inputs; SELECTIVE: those, and
 //               what is selected beyond them)
+//               Where the phases of a backward are known, what was read and given back no longer
+//               counts, a moved storage counts once it is read, and the stash is empty as soon as
+//               backward has begun.
 // The stash holds at most max(stash_limit, largest moved storage so far); it counts in backward
 // too, because the last copy-outs may still run then. Prefetched reloads are bounded in the same
 // way.
@@ -44,6 +47,8 @@ struct Path {
   std::string kind;
 };
 
+constexpr int kNeverRead = std::numeric_limits<int>::max();
+
 struct ModelStorage {
   Bytes bytes = 0;
   bool is_input = false;
@@ -53,6 +58,14 @@ struct ModelStorage {
   int rank = -1;
   bool is_saved = false;  // Of rank >= 0: among the storages of the profile too.
   int32_t ordinal = 0;    // In the profile's list that it comes from.
+  // Index of the phase of backward that first reads it; kNeverRead: it is there to the end.
+  int read_at = kNeverRead;
+};
+
+// As BackwardPhase.
+struct ModelPhase {
+  Bytes in_use = 0;
+  Bytes working = 0;
 };
 
 struct ModelBlock {
@@ -62,8 +75,9 @@ struct ModelBlock {
   Bytes gradients = 0;  // Of what is resident, there only once its backward has run.
   bool can_recompute = true;
   std::vector<ModelStorage> storages;
-  Bytes bytes = 0;        // Sum over storages of the profile.
-  Bytes input_bytes = 0;  // Of those, inputs.
+  std::vector<ModelPhase> phases;  // Empty: unknown.
+  Bytes bytes = 0;                 // Sum over storages of the profile.
+  Bytes input_bytes = 0;           // Of those, inputs.
   // Seconds to run it again with the first k of its ranked storages saved; [0] is unused. Empty:
   // never SELECTIVE.
   std::vector<double> selective_s;
@@ -101,6 +115,7 @@ struct BlockLoad {
   Bytes kept = 0;
   Bytes forward_alive = 0;   // While its forward runs.
   Bytes backward_extra = 0;  // Beyond `kept`, while its backward runs.
+  Bytes backward_total = 0;  // The same with working memory.
   Bytes remade = 0;          // Run again.
   Bytes moved = 0;
   Bytes largest_moved = 0;

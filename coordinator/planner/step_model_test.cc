@@ -155,5 +155,45 @@ TEST(StepModel, GradientsTakeMemoryOnlyOnceTheirBackwardHasRun) {
   EXPECT_EQ(Step(model, {kKeep, kKeep, kKeep}, 0).excess, 1);
 }
 
+// Each block's own 300 are read first and are still in use when all is over; 50 of working memory.
+RankModel ThreeBlocksWithPhases() {
+  RankModel model = ThreeBlocks();
+  for (ModelBlock& block : model.blocks) {
+    block.storages[1].read_at = 1;
+    block.phases = {{/*in_use=*/0, /*working=*/20}, {/*in_use=*/300, /*working=*/350}};
+  }
+  return model;
+}
+
+TEST(StepModel, WhatWasReadCountsAsLongAsItIsInUse) {
+  RankModel model = ThreeBlocksWithPhases();
+  const StepResult kept = Step(model, {kKeep, kKeep, kKeep}, 0);
+  EXPECT_EQ(kept.activation_peak, 1200);
+  // Before the first read all 1200 are there with 20 at work, after it 350 instead of 300.
+  EXPECT_EQ(kept.total_peak, 1250);
+  for (ModelBlock& block : model.blocks) block.phases[1] = {100, 100};
+  // The peak is at the end of forward now: the 300 are given back before 100 come.
+  EXPECT_EQ(Step(model, {kKeep, kKeep, kKeep}, 0).total_peak, 1220);
+}
+
+TEST(StepModel, AMovedStorageCountsInItsWindowUntilItIsRead) {
+  const RankModel model = ThreeBlocksWithPhases();
+  const BlockChoice move_own = {false, {kKept, 0}};
+  // Forward: inputs of 300 kept, 300 of the running block, 300 under way. Backward: 300 kept, 300
+  // in use, and 300 fetched ahead; the stash has been given up.
+  EXPECT_EQ(Step(model, {move_own, move_own, move_own}, 300).activation_peak, 300 + 300 + 300);
+  // Without a window the largest storage may still be on its way.
+  EXPECT_EQ(Step(model, {move_own, move_own, move_own}, 0).activation_peak, 300 + 300 + 300);
+}
+
+TEST(StepModel, ReloadsHideBehindTheBackwardThatReadsThem) {
+  RankModel model = ThreeBlocksWithPhases();
+  model.paths[0].out_bytes_per_s = 1e9;
+  model.paths[0].in_bytes_per_s = 200;  // 300 bytes take 1.5 s of the 2 s of a backward.
+  const BlockChoice move_own = {false, {kKept, 0}};
+  // Only the last block's first storage is waited for: nothing ran before that could hide it.
+  EXPECT_NEAR(Step(model, {move_own, move_own, move_own}, 300).exposed_s, 1.5, 1e-6);
+}
+
 }  // namespace
 }  // namespace hyperframes

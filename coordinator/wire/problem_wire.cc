@@ -75,6 +75,26 @@ v1::SelectiveStorage SelectiveToProto(const SelectiveStorage& storage) {
   return message;
 }
 
+absl::StatusOr<BackwardPhase> PhaseFromProto(const v1::BackwardPhase& message,
+                                             const std::string& field) {
+  BackwardPhase phase;
+  phase.reads = message.reads();
+  HF_RETURN_IF_ERROR(CheckWireBytes(absl::StrCat(field, ".in_use_bytes"), message.in_use_bytes()));
+  HF_RETURN_IF_ERROR(
+      CheckWireBytes(absl::StrCat(field, ".working_bytes"), message.working_bytes()));
+  phase.in_use_bytes = message.in_use_bytes();
+  phase.working_bytes = message.working_bytes();
+  return phase;
+}
+
+v1::BackwardPhase PhaseToProto(const BackwardPhase& phase) {
+  v1::BackwardPhase message;
+  message.set_reads(phase.reads);
+  message.set_in_use_bytes(phase.in_use_bytes);
+  message.set_working_bytes(phase.working_bytes);
+  return message;
+}
+
 // Absent is -1; present is a budget, and 0 means none.
 absl::StatusOr<Bytes> Budget(const std::string& field, bool present, int64_t bytes) {
   if (!present) return Bytes{-1};
@@ -106,6 +126,11 @@ absl::StatusOr<BlockProfile> FromProto(const v1::BlockProfile& message, const st
   HF_RETURN_IF_ERROR(
       CheckWireBytes(absl::StrCat(field, ".gradient_bytes"), message.gradient_bytes()));
   block.gradient_bytes = message.gradient_bytes();
+  for (int p = 0; p < message.phases_size(); ++p) {
+    HF_ASSIGN_OR_RETURN(const BackwardPhase phase,
+                        PhaseFromProto(message.phases(p), absl::StrCat(field, ".phases[", p, "]")));
+    block.phases.push_back(phase);
+  }
   for (int s = 0; s < message.selective_size(); ++s) {
     HF_ASSIGN_OR_RETURN(
         SelectiveStorage storage,
@@ -207,6 +232,7 @@ v1::BlockProfile ToProto(const BlockProfile& block) {
   message.set_splittable(block.splittable);
   message.set_transient_bytes(block.transient_bytes);
   message.set_gradient_bytes(block.gradient_bytes);
+  for (const BackwardPhase& phase : block.phases) *message.add_phases() = PhaseToProto(phase);
   for (const SelectiveStorage& storage : block.selective) {
     *message.add_selective() = SelectiveToProto(storage);
   }

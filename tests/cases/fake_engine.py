@@ -114,6 +114,9 @@ class FakeEngine:
         ctypes.memset(slot, POISON, self.sizes[handle])
         self.order.remove(handle)
 
+    def set_limits(self, stash: int, prefetch: int) -> None:
+        self.limits = stash, prefetch
+
     def quiesce(self) -> None:
         if self.slots:
             raise FailedPrecondition(f"{len(self.slots)} storages are live")

@@ -198,6 +198,22 @@ def test_t4_three_views_of_one_projection_move_once() -> None:
         loss.backward()
 
 
+def _read_twice(x: torch.Tensor) -> torch.Tensor:
+    """Two products read the same storage; what lies between them drops the first one's view."""
+    y = x.sigmoid()
+    return (y * x.tanh()).exp() + y * x.cos()
+
+
+def test_a_storage_that_two_nodes_read_comes_back_once() -> None:
+    model = Layers(_read_twice)
+    backend = FakeBackend(by_tier("peer"))
+    with hf.hyperframes(model, sample_input=sample(), _backend=backend) as inside:
+        loss = inside(sample()).square().mean()
+        moved = len(backend.engine.sizes)
+        loss.backward()
+        assert backend.engine.fetches == moved
+
+
 def _mixture(x: torch.Tensor) -> torch.Tensor:
     return _SavesAnything.apply(x)
 

@@ -105,8 +105,8 @@ class Entry:
     """A storage that was moved. Its slot is freed when the last Moved that needs it is gone."""
 
     __slots__ = (
-        "__weakref__", "handle", "lock", "nbytes", "ordered", "prefetched", "prefetched_stream",
-        "reload", "shared", "store", "tier", "where",
+        "__weakref__", "handle", "held", "lock", "moved", "nbytes", "ordered", "prefetched",
+        "prefetched_stream", "reads", "reload", "shared", "store", "tier", "where",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +123,11 @@ class Entry:
         self.prefetched: torch.UntypedStorage | None = None
         self.prefetched_stream = 0
         self.ordered: set[int] = set()  # Streams that run behind the reload in use.
+        self.moved = 0  # Tensors packed over it.
+        self.reads = 0
+        # The reload, while a backward has read some of those tensors and will read the others:
+        # without it each would have to be fetched again, and waited for.
+        self.held: torch.UntypedStorage | None = None
 
     def is_reloaded(self) -> bool:
         """A reload buffer of it is alive or on its way."""
@@ -143,6 +148,13 @@ class Entry:
 
     def acquire(self) -> torch.UntypedStorage:
         """The bytes, on the computing device. Unpacks share one buffer while any view lives."""
+        with self.lock:
+            storage = self._acquire()
+            self.reads += 1
+            self.held = storage if self.shared and self.reads % self.moved else None
+            return storage
+
+    def _acquire(self) -> torch.UntypedStorage:
         with self.lock:
             stream = current_stream(self.store.device)
             alive = self.reload() if self.reload is not None else None
@@ -197,6 +209,7 @@ class Moved:
         self.token: ForwardToken | None = None
         self.view = View(tensor)
         self.entry = entry
+        entry.moved += 1
         self.version = tensor._version
         self.probe = version_probe(tensor)
         self.type_name = tensor.type()
@@ -206,7 +219,6 @@ class Moved:
         if self.probe._version != self.version:
             raise modified_error(self.type_name, self.view.size, self.probe._version, self.version)
         store = self.entry.store
-        store.note_held()
         tensor = self.view.over(self.entry.acquire())
         store.start_prefetches()
         return tensor
@@ -293,11 +305,17 @@ class FrameStore:
         """A forward begins: the next backward notes what was moved without being freed."""
         self._watching = True
 
-    def note_held(self) -> None:
-        """Backward begins: bytes, by block, that were moved but that other code keeps alive."""
+    def note_backward(self) -> None:
+        """Call at every unpack. At the first one backward begins: the last sources go, and the
+        first reloads start while the loss and what was kept are still busy."""
         if not self._watching:
             return
         self._watching = False
+        self._note_held()
+        self.start_prefetches()
+
+    def _note_held(self) -> None:
+        """Bytes, by block, that were moved but that other code keeps alive."""
         # The last sources under way: what backward needs first is on its way out as it begins.
         self.release_sources(0)
         held: dict[str, int] = {}

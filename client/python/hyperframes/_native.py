@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, list[Any]] = {
         c_void_p, POINTER(c_uint64), POINTER(c_int64), c_int64, POINTER(c_int64),
     ],
     "hf_drop": [c_void_p, c_uint64],
+    "hf_set_limits": [c_void_p, c_int64, c_int64],
     "hf_quiesce": [c_void_p],
     "hf_engine_stats": [c_void_p, POINTER(c_void_p)],
     "hf_report": [c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64],
@@ -275,6 +276,9 @@ class NativeEngine:
     def drop(self, handle: int) -> None:
         if self._pointer.value:
             self._drop(self._pointer, handle)
+
+    def set_limits(self, stash: int, prefetch: int) -> None:
+        self._library.call("hf_set_limits", self._pointer, stash, prefetch)
 
     def quiesce(self) -> None:
         self._library.call("hf_quiesce", self._pointer)

@@ -146,6 +146,9 @@ class ObservedEngine:
         self._keys.pop(handle, None)
         self._engine.drop(handle)
 
+    def set_limits(self, stash: int, prefetch: int) -> None:
+        self._engine.set_limits(stash, prefetch)
+
     def quiesce(self) -> None:
         self._engine.quiesce()
 

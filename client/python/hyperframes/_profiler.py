@@ -17,6 +17,7 @@ from ._frames import View, describe_tensor
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
 from ._meter import ParameterStorages, passing_hooks
+from ._phases import PhaseRecorder
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
@@ -335,10 +336,11 @@ class _Run:
             self._list_inputs(key, leaves, found)
         info = BlockInfo(key)
         base = self._start_peak()
+        phases = PhaseRecorder(self._ledger, key, self.device, max(base, 0))
         _synchronize(self.device)
         start = time.perf_counter()
         try:
-            with passing_hooks(lambda t: self._saved(t, key, found), lambda t: t):
+            with passing_hooks(lambda t: self._saved(t, key, found), phases.read):
                 output = forward(*args, **kwargs)
         finally:
             if module is not None:
@@ -348,10 +350,13 @@ class _Run:
         if [x._version for x in given if isinstance(x, torch.Tensor)] != versions:
             info.keep_reason = "changes its input in place"
         info.storages = sorted(found.values(), key=lambda storage: storage.ordinal)
-        info.backward_s = _time_backward(output, leaves, module, self.device)
+        own = [(s.ordinal, s.nbytes) for s in info.storages if not s.is_input]
         if base >= 0:
             peak = torch.cuda.max_memory_allocated(self.device) - base
-            info.transient_bytes = max(0, peak - info.nbytes)
+            info.transient_bytes = max(0, peak - sum(nbytes for _, nbytes in own))
+        phases.begin(own, self._bytes_beyond(output, leaves))
+        info.backward_s = _time_backward(output, leaves, module, self.device)
+        info.phases = phases.finish()
         info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
         flat = _pytree.tree_leaves(output)
         info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]
@@ -364,6 +369,17 @@ class _Run:
             output,
         )
         return info, detached
+
+    def _bytes_beyond(self, output: Any, leaves: list[Any]) -> int:
+        """Bytes of the output that are neither the block's inputs nor saved by it."""
+        known = {x.untyped_storage()._cdata for x in leaves if _is_strided(x)}
+        beyond: dict[int, int] = {}
+        for leaf in _pytree.tree_leaves(output):
+            if _is_strided(leaf) and leaf.device == self.device:
+                storage = leaf.untyped_storage()
+                if storage._cdata not in known and self._ledger.find(storage) is None:
+                    beyond[storage._cdata] = storage.nbytes()
+        return sum(beyond.values())
 
     def _start_peak(self) -> int:
         if self.device.type != "cuda":
@@ -392,6 +408,10 @@ class _Run:
                     unmovable_reason=self._stays(leaf),
                     **describe_tensor(leaf),
                 )
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:

@@ -186,7 +186,7 @@ class Session:
         undo.append(lambda: self._meter.__exit__(None, None, None))
         announce(self)
         undo.append(lambda: withdraw(self))
-        self._hooks = passing_hooks(self._pack, _unpack)
+        self._hooks = passing_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
 
     def _install_block(self, name: str, module: nn.Module) -> None:
@@ -260,15 +260,16 @@ class Session:
         self._store = FrameStore(engine, self._device)
 
     def _fit_engine(self) -> None:
-        """At a quiescent point: leases that are too small for the plan are exchanged."""
+        """At a quiescent point: leases too small for the plan are exchanged; its limits hold."""
         assert self._plan is not None
         assert self._backend is not None
+        assert self._store is not None
         needs = self._plan.lease_needs()
         short = any(size > self._leased.get(device, 0) for device, size in needs.items())
         if short and not self._backend.plans_once:
-            assert self._store is not None
             self._store.engine.close()
             self._open_engine()
+        self._store.engine.set_limits(*self._plan.copy_limits)
 
     def _answer_revocation(self) -> None:
         """A lease is asked back: everything is returned and planned without lenders."""
@@ -414,6 +415,11 @@ class Session:
         moved.token = self._in_flight.token
         return moved
 
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if self._store is not None:
+            self._store.note_backward()
+        return packed.unpack()  # type: ignore[no-any-return]
+
     def _in_compiled_block(self) -> bool:
         module = self._ledger.current().module
         return module is not None and is_compiled(module)
@@ -492,8 +498,3 @@ class Session:
             held=dict(self._store.held) if self._store is not None else {},
             engine=engine,
         )
-
-
-def _unpack(packed: Any) -> torch.Tensor:
-    tensor: torch.Tensor = packed.unpack()
-    return tensor

@@ -71,6 +71,11 @@ class Plan:
         """Seconds."""
         return float(self.rank.get("predicted_step_s", 0.0))
 
+    @property
+    def copy_limits(self) -> tuple[int, int]:
+        """Bytes of sources held for copy-outs, and of reloads ahead of their readers, at most."""
+        return int(self.rank.get("stash_limit", 0)), int(self.rank.get("prefetch_limit", 0))
+
     def recomputes(self, block: str) -> bool:
         """The block keeps only its inputs."""
         return self.policies.get(block) == "POLICY_RECOMPUTE"

@@ -48,6 +48,21 @@ class StorageInfo:
 
 
 @dataclass
+class PhaseInfo:
+    """A part of a block's backward: from where it first reads a storage until the next one.
+
+    Attributes:
+        reads: ordinal of that storage; -1 before any is read.
+        in_use_bytes: of the storages read so far, those not given back at the phase's start.
+        working_bytes: most bytes in the phase beyond the storages still to be read.
+    """
+
+    reads: int
+    in_use_bytes: int
+    working_bytes: int
+
+
+@dataclass
 class BlockInfo:
     """One block in one forward. Seconds; ``keep_reason`` says why it cannot be recomputed."""
 
@@ -59,6 +74,7 @@ class BlockInfo:
     splittable: bool = False
     transient_bytes: int = 0
     gradient_bytes: int = 0  # That its backward makes, of its own parameters.
+    phases: list[PhaseInfo] = field(default_factory=list)  # Of its backward; empty: unknown.
     collectives: bool = False  # Its forward communicates with other ranks.
     input_shapes: list[list[int]] = field(default_factory=list)
     output_shapes: list[list[int]] = field(default_factory=list)
@@ -79,6 +95,7 @@ class BlockInfo:
             "splittable": self.splittable,
             "transient_bytes": self.transient_bytes,
             "gradient_bytes": self.gradient_bytes if gradients_absent else 0,
+            "phases": [dataclasses.asdict(phase) for phase in self.phases],
         }
 
 
@@ -122,7 +139,13 @@ class Profile:
         """A profile that to_json() wrote."""
         values = json.loads(text)
         blocks = [
-            BlockInfo(**{**block, "storages": [StorageInfo(**s) for s in block["storages"]]})
+            BlockInfo(
+                **{
+                    **block,
+                    "storages": [StorageInfo(**s) for s in block["storages"]],
+                    "phases": [PhaseInfo(**p) for p in block.get("phases", ())],
+                }
+            )
             for block in values.pop("blocks")
         ]
         signature = tuple((tuple(shape), dtype) for shape, dtype in values.pop("signature"))
@@ -142,9 +165,11 @@ class Profile:
         blocks = []
         for block in self.blocks:
             storages = []
+            most = 1.0
             for storage in block.storages:
                 shape = [exchange.get(size, size) for size in storage.shape]
                 factor = math.prod(shape) / max(math.prod(storage.shape), 1)
+                most = max(most, factor)
                 nbytes = max(1, round(storage.nbytes * factor))
                 storages.append(dataclasses.replace(storage, nbytes=nbytes, shape=shape))
             blocks.append(
@@ -153,6 +178,15 @@ class Profile:
                     storages=storages,
                     forward_s=block.forward_s * ratio,
                     backward_s=block.backward_s * ratio,
+                    transient_bytes=round(block.transient_bytes * most),
+                    phases=[
+                        PhaseInfo(
+                            phase.reads,
+                            round(phase.in_use_bytes * most),
+                            round(phase.working_bytes * most),
+                        )
+                        for phase in block.phases
+                    ],
                 )
             )
         return dataclasses.replace(self, blocks=blocks, signature=signature, exact=False)
