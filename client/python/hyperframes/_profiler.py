@@ -15,6 +15,7 @@ from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._frames import View, describe_tensor
 from ._group import CollectiveWatch, world_size
+from ._measure_operators import CompiledWatch, measure_operators
 from ._meter import ParameterStorages, passing_hooks
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
@@ -261,6 +262,7 @@ class _Run:
         gpu_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         buffers = [] if module is None else [(b, b.detach().clone()) for b in module.buffers()]
         runs: list[BlockInfo] = []
+        compiled = CompiledWatch()
         outputs: list[Any] = []
         self._running = name
         try:
@@ -271,14 +273,9 @@ class _Run:
                     torch.set_rng_state(rng)
                     if gpu_rng is not None:
                         torch.cuda.set_rng_state(gpu_rng, self.device)
-                fresh = [
-                    leaf.detach().requires_grad_(leaf.requires_grad)
-                    if isinstance(leaf, torch.Tensor)
-                    else leaf
-                    for leaf in leaves
-                ]
+                fresh = _fresh(leaves)
                 versions = [tensor._version for tensor in tensors]
-                with watch or contextlib.nullcontext():
+                with watch or contextlib.nullcontext(), compiled:
                     info, output = self._once(name, module, forward, fresh, spec)
                 info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
@@ -287,10 +284,19 @@ class _Run:
                     info.keep_reason = "updates a buffer"
                 runs.append(info)
                 outputs.append(output)
+            result = _merged(runs)
+            result.keep_reason = (
+                keep_reason or result.keep_reason or self._why_kept(module, outputs)
+            )
+            if compiled.seen:
+                result.selective_reason = "it runs compiled code"
+            elif module is not None and not result.keep_reason:
+                measure_operators(
+                    result, module, forward, lambda: _fresh_arguments(leaves, spec), self.device
+                )
+                _restore_buffers(buffers)
         finally:
             self._running = ""
-        result = _merged(runs)
-        result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
         self._found[result.name] = result
         self._tick(name)
         return outputs[-1]
@@ -383,6 +389,20 @@ class _Run:
                     unmovable_reason=self._stays(leaf),
                     **describe_tensor(leaf),
                 )
+
+
+def _fresh(leaves: list[Any]) -> list[Any]:
+    """The arguments again, as leaves of a graph of their own."""
+    return [
+        leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+
+
+def _fresh_arguments(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
+    given = [_no_leaf(x) if isinstance(x, torch.Tensor) else x for x in _fresh(leaves)]
+    args, kwargs = _pytree.tree_unflatten(given, spec)
+    return args, kwargs
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
