@@ -45,7 +45,7 @@ class RuleOnRealEngine(FakeBackend):
     def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         plan = super().plan(rank_problem, options)
         for block in plan["ranks"][0]["blocks"]:
-            for storage in block["storages"]:
+            for storage in (*block["storages"], *block["selected"]):
                 lender = {"peer-device": self._peer, "host-device": self._host}
                 storage["device"] = lender.get(storage["device"], "")
         return plan

@@ -145,7 +145,8 @@ class FakeEngine:
 
 
 class FakeBackend:
-    """Plans by a rule: for each block and storage "keep", "peer", "host" or "recompute"."""
+    """Plans by a rule: for each block and storage "keep", "peer", "host", "recompute", or
+    "selective" with the tier of the operators' outputs ("selective:host")."""
 
     gpu = "SIM-test-0"
     plans_once = False
@@ -169,10 +170,16 @@ class FakeBackend:
         for block in rank_problem["blocks"]:
             policy = "POLICY_SAVE"
             storages = []
+            selected: list[dict[str, Any]] = []
             for storage in block["storages"]:
                 tier = self.rule(block["name"], storage)
-                if tier == "recompute" and not block["not_recomputable"]:
-                    policy = "POLICY_RECOMPUTE"
+                if tier.startswith("selective"):
+                    selected = self._selected(block, tier.partition(":")[2], options)
+                    if selected and not block["not_recomputable"]:
+                        policy = "POLICY_SELECTIVE"
+                    tier = "recompute"
+                if tier == "recompute" and policy == "POLICY_SAVE":
+                    policy = "POLICY_SAVE" if block["not_recomputable"] else "POLICY_RECOMPUTE"
                 if tier == "recompute":
                     tier = "peer" if storage["is_input"] else "keep"
                 if storage["unmovable"] or options.get("no_lenders"):
@@ -186,8 +193,11 @@ class FakeBackend:
                     }
                 )
             blocks.append(
-                {"name": block["name"], "policy": policy, "storages": storages, "reason": "rule"}
-            )
+                {
+                    "name": block["name"], "policy": policy, "storages": storages,
+                    "selected": selected, "reason": "rule",
+                }
+            )  # fmt: skip
         total = sum(s["bytes"] for b in rank_problem["blocks"] for s in b["storages"])
         return {
             "id": "fake",
@@ -201,6 +211,25 @@ class FakeBackend:
                 }
             ],
         }
+
+    def _selected(
+        self, block: dict[str, Any], word: str, options: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Every candidate in the named tier; without one, by turns in all of them."""
+        found = []
+        for storage in block["selective"]:
+            tier = word or ("keep", "peer", "host")[storage["ordinal"] % 3]
+            if storage["unmovable"] or options.get("no_lenders"):
+                tier = "keep"
+            found.append(
+                {
+                    "ordinal": storage["ordinal"],
+                    "tier": f"TIER_{tier.upper()}",
+                    "device": "" if tier == "keep" else f"{tier}-device",
+                    "preferred_offset": "-1",
+                }
+            )
+        return found
 
     def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> FakeEngine:
         self.engines.append(FakeEngine(**self.engine_options))

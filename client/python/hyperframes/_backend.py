@@ -86,6 +86,7 @@ def _problem(
         "forbidden_tiers": options.get("forbidden_tiers", []),
         "level_first": options.get("level_first", False),
         "forbid_recompute": options.get("forbid_recompute", False),
+        "forbid_selective": options.get("forbid_selective", False),
     }
 
 
@@ -210,6 +211,7 @@ class ClusterBackend:
                 "forbidden_tiers": options.get("forbidden_tiers", []),
                 "level_first": options.get("level_first", False),
                 "forbid_recompute": options.get("forbid_recompute", False),
+                "forbid_selective": options.get("forbid_selective", False),
                 "world_size": self._where.world_size,
                 "worker_id": os.environ.get("HYPERFRAMES_WORKER_ID", ""),
             }

@@ -11,7 +11,7 @@ from .errors import InvalidArgument
 
 Size = int | str | None
 
-_FORBIDDABLE = ("keep", "peer", "host", "recompute")
+_FORBIDDABLE = ("keep", "peer", "host", "recompute", "selective")
 _OBJECTIVES = ("time", "level")
 _PLAN_TIMEOUT = "120s"  # The coordinator answers once every rank of the job has asked.
 

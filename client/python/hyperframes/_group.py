@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .profile import Profile
 
 SAVE, RECOMPUTE = "POLICY_SAVE", "POLICY_RECOMPUTE"
-_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
 
 
 def world_size() -> int:
@@ -37,7 +37,7 @@ class CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.seen = self.seen or func.namespace in _NAMESPACES
+        self.seen = self.seen or func.namespace in COLLECTIVE_NAMESPACES
         return func(*args, **(kwargs or {}))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 from ._blocks import Ledger, Record
 from .profile import PhaseInfo
@@ -84,3 +86,23 @@ class PhaseRecorder:
     def _close(self) -> None:
         if self._device.type == "cuda":
             self._phases[-1].peak = int(torch.cuda.max_memory_allocated(self._device))
+
+
+def bytes_beyond(output: Any, inputs: Iterable[Any], ledger: Ledger) -> int:
+    """Bytes of a block's output that are neither its inputs nor saved by it."""
+    known = {tensor.untyped_storage()._cdata for tensor in inputs if _has_storage(tensor, ledger)}
+    beyond: dict[int, int] = {}
+    for leaf in _pytree.tree_leaves(output):
+        if _has_storage(leaf, ledger):
+            storage = leaf.untyped_storage()
+            if storage._cdata not in known and ledger.find(storage) is None:
+                beyond[storage._cdata] = storage.nbytes()
+    return sum(beyond.values())
+
+
+def _has_storage(value: Any, ledger: Ledger) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and value.device == ledger.device
+    )

@@ -18,6 +18,7 @@ from .plan import Plan, pin_blocks, rank_problem, read_plan
 from .profile import BlockInfo, Profile, Signature, StorageInfo
 
 _MOST_PLANS = 64
+_POLICIES = ("recompute", "selective")  # Of the words that can be forbidden; the rest are tiers.
 _MOST_LESSONS = 3  # New plans for one shape because a step saved other storages than profiled.
 _WATCHED_STEPS = 16
 _SLOWDOWN_ALLOWED = 1.05
@@ -162,9 +163,10 @@ class PlanBook:
         forbidden = self.limits.forbidden
         return {
             "forbidden_tiers": [
-                f"TIER_{word.upper()}" for word in forbidden if word != "recompute"
+                f"TIER_{word.upper()}" for word in forbidden if word not in _POLICIES
             ],
             "forbid_recompute": "recompute" in forbidden,
+            "forbid_selective": "selective" in forbidden,
             "level_first": self.limits.objective == "level",
             "host_budget": self.limits.host_budget,
             "no_lenders": self.no_lenders,

@@ -16,8 +16,9 @@ from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._frames import View, describe_tensor
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
+from ._measure_operators import CompiledWatch, measure_operators
 from ._meter import ParameterStorages, passing_hooks
-from ._phases import PhaseRecorder
+from ._phases import PhaseRecorder, bytes_beyond
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
@@ -271,6 +272,7 @@ class _Run:
         gpu_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         buffers = [] if module is None else [(b, b.detach().clone()) for b in module.buffers()]
         runs: list[BlockInfo] = []
+        compiled = CompiledWatch()
         outputs: list[Any] = []
         self._running = name
         try:
@@ -281,14 +283,9 @@ class _Run:
                     torch.set_rng_state(rng)
                     if gpu_rng is not None:
                         torch.cuda.set_rng_state(gpu_rng, self.device)
-                fresh = [
-                    leaf.detach().requires_grad_(leaf.requires_grad)
-                    if isinstance(leaf, torch.Tensor)
-                    else leaf
-                    for leaf in leaves
-                ]
+                fresh = _fresh(leaves)
                 versions = [tensor._version for tensor in tensors]
-                with watch or contextlib.nullcontext():
+                with watch or contextlib.nullcontext(), compiled:
                     info, output = self._once(name, module, forward, fresh, spec)
                 info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
@@ -297,10 +294,19 @@ class _Run:
                     info.keep_reason = "updates a buffer"
                 runs.append(info)
                 outputs.append(output)
+            result = _merged(runs)
+            result.keep_reason = (
+                keep_reason or result.keep_reason or self._why_kept(module, outputs)
+            )
+            if compiled.seen:
+                result.selective_reason = "it runs compiled code"
+            elif module is not None and not result.keep_reason:
+                measure_operators(
+                    result, module, forward, lambda: _fresh_arguments(leaves, spec), self.device
+                )
+                _restore_buffers(buffers)
         finally:
             self._running = ""
-        result = _merged(runs)
-        result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
         self._found[result.name] = result
         self._tick(name)
         return outputs[-1]
@@ -354,7 +360,7 @@ class _Run:
         if base >= 0:
             peak = torch.cuda.max_memory_allocated(self.device) - base
             info.transient_bytes = max(0, peak - sum(nbytes for _, nbytes in own))
-        phases.begin(own, self._bytes_beyond(output, leaves))
+        phases.begin(own, bytes_beyond(output, leaves, self._ledger))
         info.backward_s = _time_backward(output, leaves, module, self.device)
         info.phases = phases.finish()
         info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
@@ -369,17 +375,6 @@ class _Run:
             output,
         )
         return info, detached
-
-    def _bytes_beyond(self, output: Any, leaves: list[Any]) -> int:
-        """Bytes of the output that are neither the block's inputs nor saved by it."""
-        known = {x.untyped_storage()._cdata for x in leaves if _is_strided(x)}
-        beyond: dict[int, int] = {}
-        for leaf in _pytree.tree_leaves(output):
-            if _is_strided(leaf) and leaf.device == self.device:
-                storage = leaf.untyped_storage()
-                if storage._cdata not in known and self._ledger.find(storage) is None:
-                    beyond[storage._cdata] = storage.nbytes()
-        return sum(beyond.values())
 
     def _start_peak(self) -> int:
         if self.device.type != "cuda":
@@ -410,8 +405,18 @@ class _Run:
                 )
 
 
-def _is_strided(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+def _fresh(leaves: list[Any]) -> list[Any]:
+    """The arguments again, as leaves of a graph of their own."""
+    return [
+        leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+
+
+def _fresh_arguments(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
+    given = [_no_leaf(x) if isinstance(x, torch.Tensor) else x for x in _fresh(leaves)]
+    args, kwargs = _pytree.tree_unflatten(given, spec)
+    return args, kwargs
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:

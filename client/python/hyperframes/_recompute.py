@@ -26,7 +26,7 @@ from .errors import FailedPrecondition, HyperFramesError, RecomputeMismatch
 _KEPT_TASKS = 2  # Graph tasks whose recomputed tensors are held at once (nested backwards).
 
 
-class _EnoughError(BaseException):
+class EnoughError(BaseException):
     """Every tensor that backward may ask for is there: stop the recomputation early.
 
     A BaseException, so that no ``except Exception`` in a model swallows it.
@@ -180,7 +180,7 @@ class RecomputeFrame:
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """The block's forward; nothing but geometry is held for backward."""
-        with passing_hooks(self._pack, _unpack):
+        with passing_hooks(self._pack, unpack_holder):
             return self._forward(*args, **kwargs)
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
@@ -263,13 +263,12 @@ class RecomputeFrame:
                     if tensor.layout is torch.strided and tensor.device == self._device:
                         observe_everywhere(tensor.untyped_storage())
             if counter == expected:
-                raise _EnoughError
+                raise EnoughError
             return tensor.detach()
 
         with self._surroundings.replayed(), torch.enable_grad():
             args, kwargs = self._inputs()
-            with contextlib.suppress(_EnoughError), passing_hooks(collect, lambda saved: saved):
-                self._forward(*args, **kwargs)
+            self._again(collect, args, kwargs)
         if counter != expected:
             raise RecomputeMismatch(
                 f"Block {self.name} saved {expected} tensors in forward and {counter} when it was "
@@ -279,6 +278,11 @@ class RecomputeFrame:
         assert asked.index in collected
         self._on_recompute(self.name, time.perf_counter_ns() - start)
         return collected
+
+    def _again(self, collect: Callable[[torch.Tensor], Any], args: Any, kwargs: Any) -> None:
+        """Runs the forward until ``collect`` has had enough."""
+        with contextlib.suppress(EnoughError), passing_hooks(collect, lambda saved: saved):
+            self._forward(*args, **kwargs)
 
     def _compare(self, holder: _Holder, tensor: torch.Tensor) -> None:
         view = holder.view
@@ -296,5 +300,6 @@ class RecomputeFrame:
         )
 
 
-def _unpack(holder: _Holder) -> torch.Tensor:
+def unpack_holder(holder: _Holder) -> torch.Tensor:
+    """The hook that goes with RecomputeFrame's packing."""
     return holder.unpack()

@@ -29,7 +29,6 @@ from ._meter import (
 )
 from ._planbook import PlanBook
 from ._profiler import model_device, profile
-from ._recompute import RecomputeFrame
 from ._refusals import (
     is_compiled,
     judge_inner_hooks,
@@ -40,6 +39,7 @@ from ._refusals import (
     unwrap,
 )
 from ._registry import register
+from ._replays import Replays
 from ._reporting import summarize
 from .errors import FailedPrecondition
 from .plan import Plan
@@ -102,10 +102,10 @@ class Session:
         self._signature: Signature = ()
         self._micro_batch = 0
         self._in_flight = InFlight(self._held_bytes)
-        self._recompute_ns: dict[str, int] = {}  # By block.
+        self._replays = Replays()
         self._counts = {
             "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
-            "recomputed_blocks": 0, "checkpoints_seen": 0,
+            "checkpoints_seen": 0,
         }  # fmt: skip
         self._last_engine_stats: dict[str, Any] = {}
 
@@ -218,10 +218,12 @@ class Session:
                 or not self._is_on_top()
             ):
                 return original(*args, **kwargs)
-            frame = RecomputeFrame(
-                call.key, module, original, args, kwargs, self._device, self._count_recompute
-            )
-            return frame.run(args, kwargs)
+            assert self._plan is not None
+            assert self._store is not None
+            return self._replays.run(
+                call.key, module, original, args, kwargs, plan=self._plan, store=self._store,
+                micro_batch=self._micro_batch, token=self._in_flight.token, device=self._device,
+            )  # fmt: skip
 
         def restore() -> None:
             if had:
@@ -363,10 +365,6 @@ class Session:
     def _recomputes(self, key: str) -> bool:
         return self._plan is not None and self._plan.recomputes(key)
 
-    def _count_recompute(self, name: str, nanoseconds: int) -> None:
-        self._recompute_ns[name] = self._recompute_ns.get(name, 0) + nanoseconds
-        self._counts["recomputed_blocks"] += 1
-
     def _see_hooks(self, hooks: Any) -> None:
         if not self._suspended:
             where = self._ledger.current().key
@@ -459,7 +457,7 @@ class Session:
             completed_steps,
             self._meter.current_bytes,
             self._meter.peak_bytes,
-            sum(self._recompute_ns.values()),
+            sum(self._replays.recompute_ns.values()),
             plan.predicted_peak,
         )
         store.engine.report_micro_batches(0, *self._in_flight.times.totals())
@@ -492,9 +490,9 @@ class Session:
         return summarize(
             self._limits,
             self._plan,
-            self._counts,
+            {**self._counts, **self._replays.counts()},
             activation_peak=self._meter.peak_bytes if self._entered else 0,
-            recompute_ns=self._recompute_ns,
+            recompute_ns=self._replays.recompute_ns,
             held=dict(self._store.held) if self._store is not None else {},
             engine=engine,
         )

@@ -12,6 +12,7 @@ from .errors import InvalidArgument
 from .profile import Profile
 
 _TIERS = {"TIER_KEEP": KEEP, "TIER_PEER": PEER, "TIER_HOST": HOST}
+SAVE, RECOMPUTE, SELECTIVE = "POLICY_SAVE", "POLICY_RECOMPUTE", "POLICY_SELECTIVE"
 SCALED_TOLERANCE = 1.25  # A scaled plan's sizes are estimates: that much more is still as planned.
 
 
@@ -24,6 +25,18 @@ class Decision(NamedTuple):
     nbytes: int  # As profiled; other bytes are other data than was planned for.
 
 
+class Choice(NamedTuple):
+    """An operator whose outputs are saved under SELECTIVE, and where they wait."""
+
+    ordinal: int
+    op: str
+    nbytes: int  # At most; more is not what was planned.
+    tier: int
+    device: str
+    preferred_offset: int
+    random: bool
+
+
 def read_tier(value: Any) -> int:
     """A Tier of the JSON mapping: its name, or its number."""
     return _TIERS[value] if isinstance(value, str) else int(value)
@@ -34,12 +47,13 @@ class Plan:
     """One rank's plan.
 
     Attributes:
-        policies: POLICY_SAVE, POLICY_RECOMPUTE by block.
+        policies: POLICY_SAVE, POLICY_RECOMPUTE, POLICY_SELECTIVE by block.
         decisions: by (block, ordinal).
         index: the block's number for the engine.
         exact: False when it was scaled from another input shape.
         raw: the FramePlan as the planner wrote it.
         inputs: (block, ordinal) of the blocks' own inputs: they wait under RECOMPUTE too.
+        selected: under SELECTIVE, by block and the operator's position, whose outputs are saved.
     """
 
     policies: dict[str, str]
@@ -50,6 +64,8 @@ class Plan:
     exact: bool = True
     reasons: dict[str, str] = field(default_factory=dict)
     inputs: frozenset[tuple[str, int]] = frozenset()
+    selected: dict[str, dict[int, Choice]] = field(default_factory=dict)
+    saved_again: dict[str, int] = field(default_factory=dict)  # Selected bytes of what SAVE keeps.
 
     @property
     def predicted_activation_peak(self) -> int:
@@ -77,8 +93,8 @@ class Plan:
         return int(self.rank.get("stash_limit", 0)), int(self.rank.get("prefetch_limit", 0))
 
     def recomputes(self, block: str) -> bool:
-        """The block keeps only its inputs."""
-        return self.policies.get(block) == "POLICY_RECOMPUTE"
+        """The block runs again in backward: it keeps its inputs, and what is selected."""
+        return self.policies.get(block) in (RECOMPUTE, SELECTIVE)
 
     def lookup(self, block: str, ordinal: int, nbytes: int) -> Decision | None:
         """The decision for a storage, when it is the one that was planned."""
@@ -113,6 +129,9 @@ class Plan:
                     again += decision.nbytes
                 else:
                     waiting[decision.tier] += decision.nbytes
+            for choice in self.selected.get(block, {}).values():
+                waiting[choice.tier] += choice.nbytes
+            again = max(0, again - self.saved_again.get(block, 0))
             word = policy.removeprefix("POLICY_").lower()
             lines.append(
                 f"{block:<24} {word:<9} {size(waiting[KEEP]):>10} {size(waiting[PEER]):>10}"
@@ -142,12 +161,12 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
     for index, block in enumerate(mine.get("blocks", ())):
         name = str(block["name"])
         plan.index[name] = index
-        policy = block.get("policy", "POLICY_SAVE")
+        policy = block.get("policy", SAVE)
         plan.policies[name] = (
-            policy
-            if isinstance(policy, str)
-            else ("POLICY_SAVE", "POLICY_RECOMPUTE", "POLICY_SELECTIVE")[int(policy)]
+            policy if isinstance(policy, str) else (SAVE, RECOMPUTE, SELECTIVE)[int(policy)]
         )
+        if plan.policies[name] == SELECTIVE:
+            _read_selected(plan, profile, name, block.get("selected", ()))
         plan.reasons[name] = str(block.get("reason", ""))
         for storage in block.get("storages", ()):
             ordinal = int(storage.get("ordinal", 0))
@@ -158,6 +177,25 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
                 sizes.get((name, ordinal), -1),
             )
     return plan
+
+
+def _read_selected(plan: Plan, profile: Profile, name: str, selected: Any) -> None:
+    profiled = {storage.ordinal: storage for storage in profile.block(name).selective}
+    tolerance = 1.0 if profile.exact else SCALED_TOLERANCE
+    choices = plan.selected[name] = {}
+    for decision in selected:
+        storage = profiled[int(decision.get("ordinal", 0))]
+        choices[storage.position] = Choice(
+            storage.ordinal,
+            storage.op,
+            int(storage.nbytes * tolerance),
+            read_tier(decision.get("tier", 0)),
+            str(decision.get("device", "")),
+            int(decision.get("preferred_offset", -1)),
+            storage.random,
+        )
+        if storage.is_saved:
+            plan.saved_again[name] = plan.saved_again.get(name, 0) + storage.nbytes
 
 
 def pin_blocks(
@@ -175,7 +213,8 @@ def pin_blocks(
         block = known[name]
         profiled = profile.block(name)
         movable = {s.ordinal: s.nbytes for s in profiled.storages if not s.unmovable_reason}
-        block["policy"] = "POLICY_SAVE"
+        block["policy"] = SAVE
+        block.pop("selected", None)
         block["reason"] = f"pinned to {gpu}"
         moved = 0
         for storage in block.get("storages", ()):

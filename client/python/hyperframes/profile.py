@@ -63,6 +63,46 @@ class PhaseInfo:
 
 
 @dataclass
+class SelectiveStorage:
+    """What one expensive operator of a block leaves; saving it spares running the operator again.
+
+    Attributes:
+        ordinal: in a space of its own, by order of execution.
+        position: of the operator among those of the block that count.
+        op: "aten.mm.default".
+        nbytes: of all its outputs that may move, each but the last padded to a slot.
+        recompute_s: seconds that the operator takes.
+        is_saved: the block saves it for backward too.
+        always: saved whenever the block is SELECTIVE: what it decides must not be decided twice.
+        random: it draws random numbers.
+    """
+
+    ordinal: int
+    position: int
+    op: str
+    nbytes: int
+    dtype: str
+    shape: list[int]
+    recompute_s: float
+    is_saved: bool = False
+    always: bool = False
+    random: bool = False
+    unmovable_reason: str = ""
+
+    def to_wire(self) -> dict[str, Any]:
+        """SelectiveStorage of the wire."""
+        return {
+            "ordinal": self.ordinal,
+            "bytes": self.nbytes,
+            "recompute_s": self.recompute_s,
+            "is_saved": self.is_saved,
+            "unmovable": bool(self.unmovable_reason),
+            "always": self.always,
+            "op": self.op,
+        }
+
+
+@dataclass
 class BlockInfo:
     """One block in one forward. Seconds; ``keep_reason`` says why it cannot be recomputed."""
 
@@ -78,6 +118,11 @@ class BlockInfo:
     collectives: bool = False  # Its forward communicates with other ranks.
     input_shapes: list[list[int]] = field(default_factory=list)
     output_shapes: list[list[int]] = field(default_factory=list)
+    # What may be saved of it under SELECTIVE, and how long it then takes to run again with all of
+    # that saved; or why nothing is.
+    selective: list[SelectiveStorage] = field(default_factory=list)
+    selective_base_s: float = 0.0
+    selective_reason: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -96,6 +141,8 @@ class BlockInfo:
             "transient_bytes": self.transient_bytes,
             "gradient_bytes": self.gradient_bytes if gradients_absent else 0,
             "phases": [dataclasses.asdict(phase) for phase in self.phases],
+            "selective": [storage.to_wire() for storage in self.selective],
+            "selective_base_s": self.selective_base_s,
         }
 
 
@@ -144,6 +191,7 @@ class Profile:
                     **block,
                     "storages": [StorageInfo(**s) for s in block["storages"]],
                     "phases": [PhaseInfo(**p) for p in block.get("phases", ())],
+                    "selective": [SelectiveStorage(**s) for s in block.get("selective", ())],
                 }
             )
             for block in values.pop("blocks")
@@ -176,6 +224,8 @@ class Profile:
                 dataclasses.replace(
                     block,
                     storages=storages,
+                    selective=[_scaled_output(s, exchange, ratio) for s in block.selective],
+                    selective_base_s=block.selective_base_s * ratio,
                     forward_s=block.forward_s * ratio,
                     backward_s=block.backward_s * ratio,
                     transient_bytes=round(block.transient_bytes * most),
@@ -198,6 +248,17 @@ class Profile:
             link_bytes_per_second: when given, a column with the time to move each block's bytes.
         """
         return _summary(self, link_bytes_per_second)
+
+
+def _scaled_output(
+    storage: SelectiveStorage, exchange: Mapping[int, int], ratio: float
+) -> SelectiveStorage:
+    shape = [exchange.get(size, size) for size in storage.shape]
+    factor = math.prod(shape) / max(math.prod(storage.shape), 1)
+    nbytes = round(storage.nbytes * factor)
+    return dataclasses.replace(
+        storage, nbytes=nbytes, shape=shape, recompute_s=storage.recompute_s * ratio
+    )
 
 
 def _exchanged_dimensions(old: Signature, new: Signature) -> dict[int, int]:
