@@ -344,7 +344,15 @@ RankSolution Improve(const RankModel& model, const RankSolution& from) {
 std::vector<Bytes> WindowsFor(const RankModel& model, Bytes cap) {
   const Bytes frame = LargestFrame(model, cap);
   if (frame == cap) return {cap};
-  return {frame, cap};
+  // Between them lies what a block that is SELECTIVE needs back at once.
+  constexpr size_t kMostBlocks = 64;
+  if (model.blocks.size() > kMostBlocks) return {frame, cap};
+  std::vector<Bytes> windows = {frame};
+  for (const Bytes part : {frame / 3 * 2, frame / 2, frame / 3, frame / 4}) {
+    if (part > cap) windows.push_back(part);
+  }
+  windows.push_back(cap);
+  return windows;
 }
 
 std::vector<RankSolution> GreedySolutions(const RankModel& model) {

@@ -76,20 +76,29 @@ double WaitForStash(Lane* lanes, double limit) {
   return waited;
 }
 
+// Share of what a block moves that it has produced early enough for the copy to hide behind its own
+// forward, where blocks are known to read and write one by one.
+constexpr double kProducedEarly = 0.6;
+
 void ForwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
                     const CopyLimits& limits, Lane* lanes, StepResult* result) {
   Bytes largest = 0;
   for (size_t i = 0; i < loads.size(); ++i) {
     const BlockLoad& load = loads[i];
     double compute = model.blocks[i].forward_s;
+    const double early = model.blocks[i].phases.empty() ? 0 : kProducedEarly;
     for (int l = 0; l < kLanes; ++l) {
+      if (load.lane_bytes[l] > 0) {
+        lanes[l].Add(early * static_cast<double>(load.lane_bytes[l]), early * load.out_s[l]);
+      }
       compute += model.lane_slowdown[l] * std::min(lanes[l].seconds, model.blocks[i].forward_s);
     }
     result->step_s += compute;
     for (int l = 0; l < kLanes; ++l) {
       if (lanes[l].seconds > 0) lanes[l].Advance(compute);
       if (load.lane_bytes[l] == 0) continue;
-      lanes[l].Add(static_cast<double>(load.lane_bytes[l]), load.out_s[l]);
+      lanes[l].Add((1 - early) * static_cast<double>(load.lane_bytes[l]),
+                   (1 - early) * load.out_s[l]);
     }
     if (load.moved == 0) continue;
     largest = std::max(largest, load.largest_moved);
