@@ -1,0 +1,177 @@
+"""A long-sequence fine-tune of 16 layers, forward and backward, in every way to save its memory.
+
+    python tests/bench/finetune.py --lengths 32k --modes nothing,checkpoint,peer
+
+Modes are measured turn by turn in one process, after their gradients were proved to be those of the
+reference to the last bit (nothing; full checkpointing where nothing does not fit). Prints a line per
+turn, adds a row per mode to docs/benchmarks/finetune.json and makes its ratios anew. Other parts:
+``--part longest``, ``jobs``, ``lender``, ``article``. docs/benchmarks.md has the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Repeatable kernels for the proofs.
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "client" / "python"), str(ROOT / "tests")]
+
+import torch
+
+from bench.training import modes as all_modes
+from bench.training.measure import Meter, Plan, measure, row_of
+from bench.training.report import lengths_of, merge, word_of
+from bench.training.workload import FineTune, pinned_attention
+
+KEY = ("part", "length", "mode")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The fixed names; those whose rows are there."""
+    found: dict[str, float] = {}
+    by = {(row["part"], row["length"], row["mode"]): row for row in rows}
+
+    def take(name: str, row: Any, *path: str) -> None:
+        for step in path:
+            row = row.get(step) if isinstance(row, dict) else None
+        if isinstance(row, (int, float)):
+            found[name] = float(row)
+
+    for word, length in (("8k", 8192), ("32k", 32768)):
+        row = by.get(("modes", length, "peer"))
+        take(f"peer_{word}_throughput_vs_nothing", row, "throughput_vs", "nothing")
+        take(f"peer_{word}_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
+    row = by.get(("modes", 32768, "host"))
+    take("host_32k_throughput_vs_nothing", row, "throughput_vs", "nothing")
+    take("host_32k_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
+    for word, length in (("64k", 65536), ("128k", 131072)):
+        row = by.get(("modes", length, "peer"))
+        take(f"peer_{word}_throughput_vs_checkpoint", row, "throughput_vs", "checkpoint")
+        take(f"peer_{word}_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
+    return found
+
+
+def bouts(names: list[str], modes: all_modes.Modes) -> list[list[str]]:
+    """Modes that are measured side by side: all light ones together, and each mode that pins much
+    host memory with the references only."""
+    light = [name for name in names if not modes.is_host_heavy(name)]
+    heavy = [name for name in names if modes.is_host_heavy(name)]
+    if not heavy:
+        return [light]
+    found = [[*light, heavy[0]]]
+    for name in heavy[1:]:
+        suffix = "_compiled" if name.endswith("_compiled") else ""
+        references = [f"{base}{suffix}" for base in ("nothing", "checkpoint")]
+        found.append([r for r in references if r in names] + [name])
+    return found
+
+
+def run_length(args: argparse.Namespace, workload: FineTune, length: int) -> None:
+    """All modes at one length; rows are written after every bout."""
+    torch._dynamo.reset()
+    workload.set_length(length)
+    meter = Meter(workload, args.device)
+    modes = all_modes.Modes(
+        workload, args.device, compile_backend=args.compile_backend, tries=args.tries,
+        peer_factor=args.peer_factor, host_factor=args.host_factor,
+    )  # fmt: skip
+    plan = Plan(args.rounds, args.steps, args.warm, args.patience)
+    for names in bouts(args.modes, modes):
+        say(f"length {word_of(length)}: {', '.join(names)}")
+        measured = measure(
+            [modes.make(name) for name in names], meter, plan, say=say,
+            keep_going=lambda: time.monotonic() < args.until,
+        )  # fmt: skip
+        modes.note_checkpoint_peaks(measured)
+        rows = []
+        for one in measured:
+            row = {"part": "modes", "length": length, **row_of(one, measured, workload.tokens)}
+            rows.append(row)
+            say(_summary(row))
+        write(args, rows)
+
+
+def _summary(row: dict[str, Any]) -> str:
+    head = f"  {word_of(row['length']):>5} {row['mode']:<28}"
+    if "failed" in row:
+        return f"{head} {row['failed']}"
+    versus = " ".join(f"{k} {v:.3f}x" for k, v in row["throughput_vs"].items())
+    peaks = " ".join(f"{k} {v:.3f}x" for k, v in row["peak_vs"].items())
+    return (
+        f"{head} {row['tokens_per_s']:9.0f} tokens/s  peak {row['peak_gb']:7.2f} GB"
+        f"  jitter {row['jitter']:.3f}  {row['gradients']}  speed: {versus}  peak: {peaks}"
+    )
+
+
+def write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    command = " ".join(["python", "tests/bench/finetune.py", *sys.argv[1:]])
+    report = merge(
+        args.out, name="finetune", command=command, rows=rows, key=KEY, ratios=ratios
+    )  # fmt: skip
+    for name, value in report["ratios"].items():
+        say(f"  ratio {name} {value:.4f}")
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    flag = parser.add_argument
+    flag("--lengths", default="8k,32k")
+    flag("--modes", default="", help="names, in the order of their turns; default: all")
+    flag("--rounds", type=int, default=3)
+    flag("--steps", type=int, default=3, help="timed steps of each turn")
+    flag("--warm", type=int, default=1, help="steps before them")
+    flag("--tries", type=int, default=2, help="budgets tried until the peak is at its limit")
+    flag("--peer-factor", type=float, default=1.05, help="of checkpointing's peak")
+    flag("--host-factor", type=float, default=1.10)
+    flag("--patience", type=float, default=90.0, help="seconds for a mode's proof, or one turn")
+    flag("--seconds", type=float, default=450.0, help="no new round after that")
+    flag("--layers", type=int, default=16)
+    flag("--hidden", type=int, default=4096)
+    flag("--heads", type=int, default=32)
+    flag("--compile-backend", default="inductor")
+    flag("--tiny", action="store_true", help="a few seconds on a processor, simulated GPUs")
+    flag("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "finetune.json")
+    args = parser.parse_args(words)
+    args.device = torch.device("cpu" if args.tiny else "cuda")
+    args.dtype = torch.float32 if args.tiny else torch.bfloat16
+    if args.tiny:
+        os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
+        torch.set_num_threads(1)
+        args.layers, args.hidden, args.heads = 3, 64, 4
+        args.compile_backend = "aot_eager"
+    if not args.tiny:
+        torch.cuda.set_device(0)
+        args.device = torch.device("cuda", 0)
+    args.lengths = lengths_of(args.lengths)
+    args.modes = args.modes.split(",") if args.modes else list(all_modes.Modes.NAMES)
+    unknown = sorted(set(args.modes) - set(all_modes.Modes.NAMES))
+    if unknown:
+        parser.error(f"no mode {', '.join(unknown)}; there are {', '.join(all_modes.Modes.NAMES)}")
+    args.until = time.monotonic() + args.seconds
+    return args
+
+
+def main() -> None:
+    faulthandler.enable()
+    args = parse()
+    torch._dynamo.config.recompile_limit = 64
+    with pinned_attention(args.device):
+        workload = FineTune(
+            args.device, layers=args.layers, hidden=args.hidden, heads=args.heads, dtype=args.dtype
+        )
+        for length in args.lengths:
+            run_length(args, workload, length)
+
+
+if __name__ == "__main__":
+    main()
