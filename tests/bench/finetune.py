@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / "client" / "python"), str(ROOT / "tests")]
 import torch
 
 from bench.training import modes as all_modes
+from bench.training.ceiling import measure_ceiling
 from bench.training.measure import Meter, Plan, measure, row_of
 from bench.training.report import lengths_of, merge, word_of
 from bench.training.workload import FineTune, pinned_attention
@@ -51,6 +52,8 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         row = by.get(("modes", length, "peer"))
         take(f"peer_{word}_throughput_vs_nothing", row, "throughput_vs", "nothing")
         take(f"peer_{word}_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
+    row = by.get(("modes", 32768, "peer"))
+    take("peer_32k_throughput_vs_ceiling", row, "throughput_vs_ceiling")
     row = by.get(("modes", 32768, "host"))
     take("host_32k_throughput_vs_nothing", row, "throughput_vs", "nothing")
     take("host_32k_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
@@ -80,12 +83,12 @@ def run_length(args: argparse.Namespace, workload: FineTune, length: int) -> Non
     """All modes at one length; rows are written after every bout."""
     torch._dynamo.reset()
     workload.set_length(length)
-    meter = Meter(workload, args.device)
+    meter = Meter(workload, args.device, warms=args.warm > 0)
     modes = all_modes.Modes(
         workload, args.device, compile_backend=args.compile_backend, tries=args.tries,
         peer_factor=args.peer_factor, host_factor=args.host_factor,
     )  # fmt: skip
-    plan = Plan(args.rounds, args.steps, args.warm, args.patience)
+    plan = Plan(args.rounds, args.steps, args.warm, args.patience, repeat_proof=not args.once)
     for names in bouts(args.modes, modes):
         say(f"length {word_of(length)}: {', '.join(names)}")
         measured = measure(
@@ -97,8 +100,32 @@ def run_length(args: argparse.Namespace, workload: FineTune, length: int) -> Non
         for one in measured:
             row = {"part": "modes", "length": length, **row_of(one, measured, workload.tokens)}
             rows.append(row)
+        add_ceiling(args, workload, rows)
+        for row in rows:
             say(_summary(row))
         write(args, rows)
+
+
+def add_ceiling(args: argparse.Namespace, workload: FineTune, rows: list[dict[str, Any]]) -> None:
+    """To the rows that move to peers: what their copies leave of nothing's throughput at best."""
+    by = {row["mode"]: row for row in rows}
+    nothing = by.get("nothing", {})
+    moving = [by[name] for name in ("peer", "peer_only") if "failed" not in by.get(name, {"failed"})]
+    if args.tiny or torch.cuda.device_count() < 2 or not moving or "round_ms" not in nothing:
+        return
+    ceiling = measure_ceiling(workload, args.device, torch.device("cuda", 1))
+    say(f"  ceiling: {ceiling.figures()}")
+    nothing_s = workload.tokens / nothing["tokens_per_s"]
+    for row in moving:
+        away = row["peer_bytes"] + row["recomputed_bytes"]
+        best = ceiling.versus_nothing(nothing_s, away)
+        row |= {
+            **ceiling.figures(),
+            "ceiling_bytes": away,
+            "ceiling_vs_nothing": best,
+            "throughput_vs_ceiling": row["throughput_vs"]["nothing"] / best,
+        }
+        say(f"  {row['mode']}: ceiling {best:.4f}, reached {row['throughput_vs_ceiling']:.4f} of it")
 
 
 def _summary(row: dict[str, Any]) -> str:
@@ -135,6 +162,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--host-factor", type=float, default=1.10)
     flag("--patience", type=float, default=90.0, help="seconds for a mode's proof, or one turn")
     flag("--seconds", type=float, default=450.0, help="no new round after that")
+    flag("--once", action="store_true", help="do not prove that the reference repeats itself")
     flag("--layers", type=int, default=16)
     flag("--hidden", type=int, default=4096)
     flag("--heads", type=int, default=32)

@@ -129,16 +129,17 @@ class HyperMode:
         if self.limit is None or self._activation_budget is not None:
             return
         good: int | None = None
-        for attempt in range(max(1, tries)):
+        least = 0
+        for attempt in range(max(1, tries) + 1):
             try:
                 with self.entered():
                     peak = peak_of()
             except hf.ResourceExhausted as error:
-                needed = least_budget(str(error))
                 print(f"    budget {self.budget} is refused: {str(error)[:300]}", flush=True)
-                if needed is None or good is not None:
+                least = least_budget(str(error)) or 0
+                if not least or good is not None:
                     break
-                self.budget = needed
+                self.budget = least
                 continue
             assert self.budget is not None
             room = self.limit - peak
@@ -149,10 +150,11 @@ class HyperMode:
             )
             if room >= 0:
                 good = max(self.budget, good or 0)
-                if room < 0.005 * self.limit:
-                    break
-            if attempt + 1 < tries or good is None:
-                self.budget += int(room * 0.95) if room >= 0 else int(room * 1.1)
+            if room >= 0 and (room < 0.005 * self.limit or attempt + 1 >= tries):
+                break
+            if room < 0 and self.budget <= least:
+                break  # Nothing smaller works: the row shows by how much it is over.
+            self.budget = max(least, self.budget + int(room * (0.95 if room >= 0 else 1.1)))
         if good is not None:
             self.budget = good
 

@@ -60,7 +60,7 @@ class SimpleMode:
 
     def close(self) -> None:
         if self.host_bytes is not None and torch.cuda.is_available():
-            torch._C._host_emptyCache()
+            torch._C._host_emptyCache()  # type: ignore[attr-defined]
 
 
 @dataclass

@@ -101,6 +101,10 @@ class FineTune:
             shape, device=self._device, dtype=self._dtype, generator=generator
         )  # fmt: skip
 
+    def batch(self) -> torch.Tensor:
+        """The hidden states that go in: 1 x length x hidden."""
+        return self._x
+
     def blocks(self) -> list[nn.Module]:
         return list(self.model.blocks)
 
