@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .measure import timing_event
 from .workload import FineTune
 
 _CHUNK = 256 << 20
@@ -89,10 +90,10 @@ def under_copies(
     Raises:
         RuntimeError: the copies ended before the compute beside them did.
     """
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copies(count: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        marks = [timing_event() for _ in range(2)]
         with torch.cuda.stream(side):
             marks[0].record()
             for _ in range(count):
@@ -101,7 +102,7 @@ def under_copies(
         return marks[0], marks[1]
 
     def timed(repeats: int) -> tuple[float, torch.cuda.Event]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        marks = [timing_event() for _ in range(2)]
         marks[0].record()
         for _ in range(repeats):
             compute()

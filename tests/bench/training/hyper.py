@@ -169,7 +169,7 @@ class HyperMode:
 
         def moved(tier: str) -> int:
             total = int(engine.get("bytes_out", {}).get(tier, 0)) - int(before.get(tier, 0))
-            return total // max(1, stats["steps"])
+            return total // max(1, int(stats["steps"]))
 
         return {
             "budget_bytes": self.budget,

@@ -1,10 +1,11 @@
-"""Modes measured turn by turn: A B C, A B C, ... so that a drifting clock drifts under all alike."""
+"""Modes measured turn by turn, A B C, A B C: a drifting clock drifts under all of them alike."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import gc
+import itertools
 import signal
 import statistics
 import time
@@ -21,17 +22,17 @@ import hyperframes as hf
 from .workload import Workload
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """A mode took longer than its limit."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """OutOfTime after so many seconds of Python; a call that never returns ends the process, with
-    a traceback of every thread, half a minute later."""
+    """OutOfTimeError after so many seconds of Python; a call that never returns ends the process,
+    with a traceback of every thread, half a minute later."""
 
     def ring(*_: Any) -> None:
-        raise OutOfTime(f"{what}: more than {seconds:g} s")
+        raise OutOfTimeError(f"{what}: more than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -85,9 +86,7 @@ class Measured:
 class Meter:
     """Peaks, times and fingerprints on one device."""
 
-    def __init__(
-        self, workload: Workload, device: torch.device, *, warms: bool = True
-    ) -> None:
+    def __init__(self, workload: Workload, device: torch.device, *, warms: bool = True) -> None:
         self._workload = workload
         self._device = device
         self._cuda = device.type == "cuda"
@@ -104,7 +103,7 @@ class Meter:
 
     def step(self) -> None:
         """Forward and backward; gradients stay."""
-        self._workload.loss().backward()
+        torch.autograd.backward(self._workload.loss())
 
     def clear(self) -> None:
         """Drops gradients."""
@@ -161,14 +160,14 @@ class Meter:
                 marks.append(time.perf_counter())
             return _differences(marks), (marks[-1] - marks[0]) / steps
         self.synchronize()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        events = [timing_event() for _ in range(steps + 1)]
         events[0].record()
         for event in events[1:]:
             self.step()
             event.record()
             self.clear()
         self.synchronize()
-        each = [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)]
+        each = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
         return each, events[0].elapsed_time(events[-1]) / 1e3 / steps
 
     def fingerprint(self) -> torch.Tensor:
@@ -176,7 +175,7 @@ class Meter:
         equal sums."""
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(True)  # Flash attention ignores warn_only.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         try:
             self.step()
         finally:
@@ -188,6 +187,11 @@ class Meter:
         self.clear()
         self.synchronize()
         return torch.stack(sums).cpu()
+
+
+def timing_event() -> torch.cuda.Event:
+    """Not yet recorded."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _sums(gradient: torch.Tensor) -> list[torch.Tensor]:
@@ -203,7 +207,7 @@ def _sums(gradient: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _differences(marks: list[float]) -> list[float]:
-    return [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    return [b - a for a, b in itertools.pairwise(marks)]
 
 
 @dataclass
@@ -255,9 +259,7 @@ def measure(
     return found
 
 
-def _prove(
-    one: Measured, meter: Meter, prints: dict[str, torch.Tensor], repeat: bool
-) -> None:
+def _prove(one: Measured, meter: Meter, prints: dict[str, torch.Tensor], repeat: bool) -> None:
     mode = one.mode
     mode.prepare(meter)
     reference = next((name for name in mode.references if name in prints), None)
@@ -278,6 +280,7 @@ def _take_turn(one: Measured, meter: Meter, plan: Plan) -> None:
             meter.step()
             meter.clear()
         meter.synchronize()
+        plan.together(f"steps of {one.mode.name}")
         meter.start_peak()
         each, total = meter.timed(plan.steps)
         one.peak = max(one.peak, meter.peak())
@@ -294,11 +297,13 @@ def _contained(
     try:
         with time_limit(plan.patience_s, one.mode.name):
             yield
-    except (Exception, OutOfTime) as error:
-        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+    except Exception as error:
+        kind = (
+            "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+        )
         text = "" if kind == "out of memory" else f": {str(error)[:400]}"
         one.failure = kind + text
-        if kind not in ("out of memory", "ResourceExhausted", "Skipped"):
+        if kind not in ("out of memory", "ResourceExhausted", "SkippedError"):
             say("".join(traceback.format_exception(error))[-3000:])
         say(f"  {one.mode.name}: {one.failure}")
         error.__traceback__ = None  # Its frames hold the graph.
@@ -311,7 +316,7 @@ def _contained(
             torch.cuda.empty_cache()
 
 
-class Skipped(Exception):
+class SkippedError(Exception):
     """The mode is not for this machine or length; says why."""
 
 

@@ -12,12 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import hyperframes as hf
 
 from .hyper import HyperMode
-from .measure import Measured, Meter, Skipped
+from .measure import Measured, Meter, SkippedError
 from .offload import InputsOnHost, on_demand_offload
 from .workload import FineTune, Workload
 
@@ -50,7 +54,9 @@ class SimpleMode:
         if self.host_bytes is not None:
             needed, free = self.host_bytes(), available_host_bytes()
             if needed > 0.85 * free:
-                raise Skipped(f"needs {needed / 1e9:.0f} GB of host memory, {free / 1e9:.0f} free")
+                raise SkippedError(
+                    f"needs {needed / 1e9:.0f} GB of host memory, {free / 1e9:.0f} free"
+                )
 
     def entered(self) -> contextlib.AbstractContextManager[Any]:
         return self.enter()
@@ -60,7 +66,7 @@ class SimpleMode:
 
     def close(self) -> None:
         if self.host_bytes is not None and torch.cuda.is_available():
-            torch._C._host_emptyCache()  # type: ignore[attr-defined]
+            torch._C._host_emptyCache()
 
 
 @dataclass
@@ -84,7 +90,7 @@ class HyperFramesMode:
     def prepare(self, meter: Meter) -> None:
         device = next(self.workload.model.parameters()).device
         if self.needs_peer and device.type == "cuda" and torch.cuda.device_count() < 2:
-            raise Skipped("needs a second GPU")
+            raise SkippedError("needs a second GPU")
         limit = int(self.factor * self.checkpoint_peak(meter))
         with self.enter():
             profile = self.profile()
@@ -298,7 +304,7 @@ def _compile(name: str, budget: float, graph: Any, inputs: Any) -> Any:
     # hand a budget's blocks to the next.
     from torch._dynamo.backends.registry import lookup_backend
 
-    with torch._functorch.config.patch(activation_memory_budget=budget):  # type: ignore[attr-defined]
+    with torch._functorch.config.patch(activation_memory_budget=budget):
         return lookup_backend(name)(graph, inputs)
 
 

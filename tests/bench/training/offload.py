@@ -40,7 +40,8 @@ class HostCopies:
     def __post_init__(self) -> None:
         self._streams = self.device.type == "cuda"
         if self._streams:
-            self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
+            self._out = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._in = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def put(self, tensor: torch.Tensor) -> _Away:
         """Copies a tensor out."""

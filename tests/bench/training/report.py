@@ -71,7 +71,7 @@ def _key(row: dict[str, Any], names: Iterable[str]) -> list[Any] | tuple[Any, ..
 
 
 def lengths_of(text: str) -> list[int]:
-    """"8k,32k" as numbers; k is 1024."""
+    """ "8k,32k" as numbers; k is 1024."""
     found = []
     for word in text.lower().split(","):
         factor = 1024 if word.endswith("k") else 1

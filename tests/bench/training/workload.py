@@ -20,9 +20,11 @@ Around = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 class Workload(Protocol):
     """A model with one batch. ``loss`` runs the forward."""
 
-    model: nn.Module
     length: int
     tokens: int
+
+    @property
+    def model(self) -> nn.Module: ...
 
     def loss(self) -> torch.Tensor: ...
 
@@ -58,7 +60,8 @@ class Block(nn.Module):
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, hidden))
         y = self.mlp_norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        result: torch.Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return result
 
 
 class Stack(nn.Module):
