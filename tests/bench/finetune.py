@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"
 
 import torch
 
+import hyperframes as hf
 from bench.training import longest
 from bench.training import modes as all_modes
 from bench.training.article import run_article
@@ -83,16 +84,20 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def bouts(names: list[str], modes: all_modes.Modes) -> list[list[str]]:
     """Modes that are measured side by side: all light ones together, and each mode that pins much
-    host memory with the references only."""
+    host memory with its references only. References are added where none was asked for."""
     light = [name for name in names if not modes.is_host_heavy(name)]
     heavy = [name for name in names if modes.is_host_heavy(name)]
-    if not heavy:
-        return [light]
-    found = [[*light, heavy[0]]]
-    for name in heavy[1:]:
-        suffix = "_compiled" if name.endswith("_compiled") else ""
-        references = [f"{base}{suffix}" for base in ("nothing", "checkpoint")]
-        found.append([r for r in references if r in names] + [name])
+    found = [light] if light else []
+    for name in heavy:
+        if found and found[0] is light and name is heavy[0]:
+            light.append(name)
+            continue
+        found.append([r for r in modes.make(name).references if r in names] + [name])
+    for bout in found:
+        for name in list(bout):
+            references = modes.make(name).references
+            if not set(references) & set(bout):
+                bout[:0] = references
     return found
 
 
@@ -143,7 +148,11 @@ def add_ceiling(args: argparse.Namespace, workload: FineTune, rows: list[dict[st
     ]
     if args.tiny or torch.cuda.device_count() < 2 or not moving or "round_ms" not in nothing:
         return
-    ceiling = measure_ceiling(workload, args.device, torch.device("cuda", 1))
+    try:
+        ceiling = measure_ceiling(workload, args.device, 1)
+    except (RuntimeError, hf.HyperFramesError) as error:
+        say(f"  no ceiling: {str(error)[:400]}")
+        return
     say(f"  ceiling: {ceiling.figures()}")
     nothing_s = workload.tokens / nothing["tokens_per_s"]
     for row in moving:
@@ -193,7 +202,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--tries", type=int, default=2, help="budgets tried until the peak is at its limit")
     flag("--peer-factor", type=float, default=1.05, help="of checkpointing's peak")
     flag("--host-factor", type=float, default=1.10)
-    flag("--patience", type=float, default=90.0, help="seconds for a mode's proof, or one turn")
+    flag("--patience", type=float, default=120.0, help="seconds for a mode's proof, or one turn")
     flag("--seconds", type=float, default=450.0, help="no new round after that")
     flag("--once", action="store_true", help="do not prove that the reference repeats itself")
     flag("--layers", type=int, default=16)

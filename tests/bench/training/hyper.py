@@ -70,7 +70,8 @@ class KeepingBackend:
         """Closes what is kept."""
         engine, self._engine, self._key = self._engine, None, None
         if engine is not None:
-            engine.quiesce()
+            with contextlib.suppress(hf.HyperFramesError):  # After a step that failed.
+                engine.quiesce()
             engine.close()
 
     def close(self) -> None:

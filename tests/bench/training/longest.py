@@ -12,7 +12,7 @@ import torch
 import hyperframes as hf
 
 from .hyper import HyperMode, least_budget
-from .measure import Meter, time_limit
+from .measure import Meter, forget_frames, time_limit
 from .modes import Modes
 from .workload import FineTune
 
@@ -63,7 +63,7 @@ class Search:
                 row["trains"] = row["peak_bytes"] <= self._cap
         except (torch.OutOfMemoryError, hf.ResourceExhausted) as error:
             row |= {"trains": False, "why": str(error)[:300]}
-            error.__traceback__ = None
+            forget_frames(error)
         meter.clear()
         gc.collect()
         if self._device.type == "cuda":

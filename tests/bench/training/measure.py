@@ -217,7 +217,7 @@ class Plan:
     rounds: int = 3
     steps: int = 3
     warm: int = 1
-    patience_s: float = 90.0
+    patience_s: float = 120.0
     repeat_proof: bool = True  # The reference has to have the same gradients twice.
     together: Callable[[str], None] = lambda what: None  # A barrier, where several processes run.
 
@@ -306,7 +306,7 @@ def _contained(
         if kind not in ("out of memory", "ResourceExhausted", "SkippedError"):
             say("".join(traceback.format_exception(error))[-3000:])
         say(f"  {one.mode.name}: {one.failure}")
-        error.__traceback__ = None  # Its frames hold the graph.
+        forget_frames(error)
     if one.failure:
         with contextlib.suppress(Exception):
             one.mode.close()
@@ -314,6 +314,14 @@ def _contained(
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def forget_frames(error: BaseException) -> None:
+    """Of the error and those before it: they hold the graph, and with it the memory."""
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__context__ or seen.__cause__
 
 
 class SkippedError(Exception):
