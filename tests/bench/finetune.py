@@ -36,68 +36,36 @@ from bench.training.article import run_article
 from bench.training.ceiling import measure_ceiling
 from bench.training.jobs import Together, combine, run_jobs
 from bench.training.lender import measure_lender
-from bench.training.measure import Meter, Plan, measure, row_of
+from bench.training.measure import Meter, Plan, measure, row_of, summary
+from bench.training.ratios import Rows, look, mode_ratios
 from bench.training.report import lengths_of, merge, word_of
 from bench.training.workload import FineTune, pinned_attention
 from hyperframes import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = ("part", "length", "mode")
+JOBS = ("jobs", 32768, "host")
 
 
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+def ratios(rows: Rows) -> dict[str, float]:
     """The fixed names; those whose rows are there."""
-    found: dict[str, float] = {}
-    by = {(row["part"], row["length"], row["mode"]): row for row in rows}
-
-    def take(name: str, row: Any, *path: str) -> None:
-        for step in path:
-            row = row.get(step) if isinstance(row, dict) else None
-        if isinstance(row, (int, float)):
-            found[name] = float(row)
-
-    for word, length in (("8k", 8192), ("32k", 32768)):
-        row = by.get(("modes", length, "peer"))
-        take(f"peer_{word}_throughput_vs_nothing", row, "throughput_vs", "nothing")
-        take(f"peer_{word}_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
-    row = by.get(("modes", 32768, "peer"))
-    take("peer_32k_throughput_vs_ceiling", row, "throughput_vs_ceiling")
-    row = by.get(("modes", 32768, "host"))
-    take("host_32k_throughput_vs_nothing", row, "throughput_vs", "nothing")
-    take("host_32k_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
-    for word, length in (("64k", 65536), ("128k", 131072)):
-        row = by.get(("modes", length, "peer"))
-        take(f"peer_{word}_throughput_vs_checkpoint", row, "throughput_vs", "checkpoint")
-        take(f"peer_{word}_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
-    row = by.get(("jobs", 32768, "host"))
-    take("four_jobs_32k_throughput_vs_nothing", row, "throughput_vs", "nothing")
-    take("four_jobs_32k_peak_vs_checkpoint", row, "peak_vs", "checkpoint")
+    found = mode_ratios(rows) | longest.ratios(rows)
+    job = next((r for r in rows if (r["part"], r["length"], r["mode"]) == JOBS), None)
+    for name, path in (
+        ("four_jobs_32k_throughput_vs_nothing", ("throughput_vs", "nothing")),
+        ("four_jobs_32k_throughput_vs_checkpoint", ("throughput_vs", "checkpoint")),
+        ("four_jobs_32k_peak_vs_checkpoint", ("peak_vs", "checkpoint")),
+    ):
+        value = look(job, *path)
+        if value is not None:
+            found[name] = value
     slower = [row["slowdown"] for row in rows if row["part"] == "lender"]
     if slower:
         found["lender_slowdown"] = max(slower)
-    return found | longest.ratios(rows)
-
-
-def bouts(names: list[str], modes: all_modes.Modes) -> list[list[str]]:
-    """Modes that are measured side by side: all light ones together, and each mode that pins much
-    host memory with its references only. References are added where none was asked for."""
-    light = [name for name in names if not modes.is_host_heavy(name)]
-    heavy = [name for name in names if modes.is_host_heavy(name)]
-    found = [light] if light else []
-    for name in heavy:
-        if found and found[0] is light and name is heavy[0]:
-            light.append(name)
-            continue
-        found.append([r for r in modes.make(name).references if r in names] + [name])
-    for bout in found:
-        for name in list(bout):
-            references = modes.make(name).references
-            if not set(references) & set(bout):
-                bout[:0] = references
     return found
 
 
@@ -122,7 +90,7 @@ def run_length(args: argparse.Namespace, workload: FineTune, length: int) -> Non
     meter = Meter(workload, args.device, warms=args.warm > 0)
     modes = make_modes(args, workload)
     plan = make_plan(args)
-    for names in bouts(args.modes, modes):
+    for names in modes.bouts(args.modes):
         say(f"length {word_of(length)}: {', '.join(names)}")
         measured = measure(
             [modes.make(name) for name in names], meter, plan, say=say,
@@ -135,7 +103,7 @@ def run_length(args: argparse.Namespace, workload: FineTune, length: int) -> Non
             rows.append(row)
         add_ceiling(args, workload, rows)
         for row in rows:
-            say(_summary(row))
+            say(summary(row))
         write(args, rows)
 
 
@@ -167,18 +135,6 @@ def add_ceiling(args: argparse.Namespace, workload: FineTune, rows: list[dict[st
         say(
             f"  {row['mode']}: ceiling {best:.4f}, reached {row['throughput_vs_ceiling']:.4f} of it"
         )
-
-
-def _summary(row: dict[str, Any]) -> str:
-    head = f"  {word_of(row['length']):>5} {row['mode']:<28}"
-    if "failed" in row:
-        return f"{head} {row['failed']}"
-    versus = " ".join(f"{k} {v:.3f}x" for k, v in row["throughput_vs"].items())
-    peaks = " ".join(f"{k} {v:.3f}x" for k, v in row["peak_vs"].items())
-    return (
-        f"{head} {row['tokens_per_s']:9.0f} tokens/s  peak {row['peak_gb']:7.2f} GB"
-        f"  jitter {row['jitter']:.3f}  {row['gradients']}  speed: {versus}  peak: {peaks}"
-    )
 
 
 def write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
@@ -242,7 +198,7 @@ def run_article_part(args: argparse.Namespace, workload: FineTune) -> None:
         modes, plan = make_modes(args, workload), make_plan(args)
         rows = run_article(workload, meter, modes, plan, say, args.own_share)
         for row in rows:
-            say(_summary(row))
+            say(summary(row))
         write(args, rows)
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 import hyperframes as hf
 
+from .report import word_of
 from .workload import Workload
 
 
@@ -370,3 +371,16 @@ def row_of(one: Measured, everybody: list[Measured], tokens: int) -> dict[str, A
                 row["throughput_vs"][other.mode.name] = ratio
                 row["peak_vs"][other.mode.name] = one.peak / other.peak
     return {**row, **one.figures}
+
+
+def summary(row: dict[str, Any]) -> str:
+    """A line for people."""
+    head = f"  {word_of(row['length']):>5} {row['mode']:<28}"
+    if "failed" in row:
+        return f"{head} {row['failed']}"
+    versus = " ".join(f"{k} {v:.3f}x" for k, v in row["throughput_vs"].items())
+    peaks = " ".join(f"{k} {v:.3f}x" for k, v in row["peak_vs"].items())
+    return (
+        f"{head} {row['tokens_per_s']:9.0f} tokens/s  peak {row['peak_gb']:7.2f} GB"
+        f"  jitter {row['jitter']:.3f}  {row['gradients']}  speed: {versus}  peak: {peaks}"
+    )

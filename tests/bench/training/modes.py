@@ -163,6 +163,24 @@ class Modes:
         """It pins as much host memory as activations: one such mode at a time."""
         return name.removesuffix("_compiled") in self.HOST_HEAVY
 
+    def bouts(self, names: list[str]) -> list[list[str]]:
+        """Modes that are measured side by side: all light ones together, and each mode that pins
+        much host memory with its references only. References are added where none was asked for."""
+        light = [name for name in names if not self.is_host_heavy(name)]
+        heavy = [name for name in names if self.is_host_heavy(name)]
+        found = [light] if light else []
+        for name in heavy:
+            if light and name is heavy[0]:
+                light.append(name)
+                continue
+            found.append([r for r in self.make(name).references if r in names] + [name])
+        for bout in found:
+            for name in list(bout):
+                references = self.make(name).references
+                if not set(references) & set(bout):
+                    bout[:0] = references
+        return found
+
     def make(self, name: str) -> Any:
         """The mode of that name. KeyError: there is none."""
         base = name.removesuffix("_compiled")
