@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,23 +49,24 @@ def make_llama(
 ) -> Trunk:
     """Random weights, made on the device. With LoRA only the adapters of the attention's
     projections train (r = 16)."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    # Neither is on every machine.
+    transformers: Any = importlib.import_module("transformers")
+    peft: Any = importlib.import_module("peft")
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            model: Any = LlamaForCausalLM._from_config(
-                LlamaConfig(**shape, tie_word_embeddings=False), attn_implementation="sdpa"
+            model: Any = transformers.LlamaForCausalLM._from_config(
+                transformers.LlamaConfig(**shape, tie_word_embeddings=False),
+                attn_implementation="sdpa",
             )
             if lora:
-                config = LoraConfig(
+                config = peft.LoraConfig(
                     r=16, lora_alpha=32, lora_dropout=0.0,
                     target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
                 )  # fmt: skip
-                model = get_peft_model(model, config, autocast_adapter_dtype=False)
+                model = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     finally:
         torch.set_default_dtype(before)
     for name, parameter in model.named_parameters():

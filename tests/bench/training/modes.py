@@ -23,7 +23,7 @@ import hyperframes as hf
 from .hyper import HyperMode
 from .measure import Measured, Meter, SkippedError
 from .offload import InputsOnHost, on_demand_offload
-from .workload import FineTune, Workload
+from .workload import Workload
 
 aten = torch.ops.aten
 ATTENTION = frozenset(
@@ -129,7 +129,7 @@ class Modes:
 
     def __init__(
         self,
-        workload: FineTune,
+        workload: Workload,
         device: torch.device,
         *,
         compile_backend: str = "inductor",
@@ -170,7 +170,8 @@ class Modes:
         heavy = [name for name in names if self.is_host_heavy(name)]
         found = [light] if light else []
         for name in heavy:
-            if light and name is heavy[0]:
+            # Auto keeps its leases on peers, pinned memory and all: no room for the peer modes.
+            if light and name is heavy[0] and not name.startswith("auto"):
                 light.append(name)
                 continue
             found.append([r for r in self.make(name).references if r in names] + [name])

@@ -36,6 +36,10 @@ class Workload(Protocol):
         """Every block under torch's checkpoint without reentrance, with its further options."""
         ...
 
+    def around(self, call: Around) -> contextlib.AbstractContextManager[None]:
+        """Every block is called by ``call``."""
+        ...
+
 
 class Block(nn.Module):
     """A decoder layer: causal attention and SwiGLU, without biases."""
