@@ -72,8 +72,7 @@ def make_llama(
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # Zeros would make half of all gradients zero, and prove little.
             nn.init.normal_(parameter, std=0.02)
-    trunk = Trunk(model).to(device=device, dtype=dtype)
-    return trunk.train()
+    return Trunk(model).train()
 
 
 class LlamaTuning:
