@@ -208,7 +208,8 @@ def run_longest_part(args: argparse.Namespace, workload: FineTune) -> None:
         make=lambda: make_modes(args, workload), say=say,
     )  # fmt: skip
     for mode in args.modes or ["checkpoint", "checkpoint_inputs_on_host", "peer"]:
-        write(args, search.run(mode, args.lengths))
+        for row in search.run(mode, args.lengths):
+            write(args, [row])
 
 
 def run_jobs_part(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 import hyperframes as hf
 
 from .hyper import HyperMode, least_budget
-from .measure import Meter, forget_frames, time_limit
+from .measure import Meter, OutOfTimeError, forget_frames, time_limit
 from .modes import Modes
 from .workload import FineTune
 
@@ -61,7 +61,7 @@ class Search:
                 row |= {"peak_bytes": self._step(mode, meter), "trains": True}
             if self._device.type == "cpu":
                 row["trains"] = row["peak_bytes"] <= self._cap
-        except (torch.OutOfMemoryError, hf.ResourceExhausted) as error:
+        except (torch.OutOfMemoryError, hf.ResourceExhausted, OutOfTimeError) as error:
             row |= {"trains": False, "why": str(error)[:300]}
             forget_frames(error)
         meter.clear()
@@ -115,17 +115,19 @@ class Search:
         )
         return max(STEP, length // STEP * STEP)
 
-    def run(self, mode: str, lengths: list[int]) -> list[dict[str, Any]]:
+    def run(self, mode: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
         """Trials at the given lengths; without any, from a prediction up or down until the longest
-        that trains is known, or trials are used up."""
+        that trains is known, or trials are used up. A row after each."""
         if lengths:
-            return [self.trial(mode, length) for length in lengths]
-        length = self.predict(mode, 4 * STEP, 8 * STEP)
+            yield from (self.trial(mode, length) for length in lengths)
+            return
+        with time_limit(self._patience, f"prediction for {mode}"):
+            length = self.predict(mode, 4 * STEP, 8 * STEP)
         rows: dict[int, dict[str, Any]] = {}
         while length > 0 and length not in rows and len(rows) < _MOST_TRIALS:
             rows[length] = self.trial(mode, length)
+            yield rows[length]
             length += STEP if rows[length]["trains"] else -STEP
-        return list(rows.values())
 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -31,9 +31,12 @@ def commit() -> str:
     named = os.environ.get("HYPERFRAMES_COMMIT")
     if named:
         return named
-    done = subprocess.run(
-        ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:  # GPU machines may have no git.
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 
