@@ -27,7 +27,7 @@ def chunked_cross_entropy(
     """``cross_entropy(linear(hidden, weight).float(), labels)`` with one chunk of logits alive.
 
     Logits of T tokens over a vocabulary of V take 4 T V bytes in fp32, and their gradient as much
-    again: 34 GB for 32,768 tokens and 128,256 words, more than the activations of many a model.
+    again: 34 GB in all for 32,768 tokens and 128,256 words, more than many a model's activations.
     Here forward keeps one number per token, ``logsumexp``; backward makes each chunk's logits
     again (one more multiplication with ``weight``, so four in place of three) and turns them into
     gradients at once:

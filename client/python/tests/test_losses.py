@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import chunked_loss
 import hyperframes as hf
 
 TOKENS, WIDTH, WORDS = 75, 16, 101
@@ -181,3 +182,13 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], words: str) -> 
     tensors = [values.pop(name) for name in ("hidden", "weight", "labels")]
     with pytest.raises(hf.InvalidArgument, match=words):
         hf.chunked_cross_entropy(*tensors, **values)  # type: ignore[arg-type]
+
+
+def test_the_example_holds_a_fraction_of_the_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", "2 x 64MiB")
+    (plain_loss, everything), (loss, without_logits), (framed_loss, framed) = (
+        chunked_loss.main().values()
+    )
+    assert abs(loss - plain_loss) < 1e-4
+    assert framed_loss == loss
+    assert framed < without_logits < everything / 2
