@@ -51,7 +51,7 @@ for group in "${groups[@]}"; do
   case "$group" in
     bazel) bazel_group bazel 3000 //... ;;
     python) pytest_group python 1200 client/python/tests ;;
-    tools) pytest_group tools 300 tests/test_*.py ;;
+    tools) pytest_group tools 600 tests/test_*.py tests/bench ;;
     cases) pytest_group cases 1200 tests/cases ;;
     gates) pytest_group gates 2400 tests/gates ;;
     e2e) pytest_group e2e 1200 tests/e2e ;;

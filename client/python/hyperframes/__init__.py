@@ -34,6 +34,7 @@ from .errors import (
     Unavailable,
     Unimplemented,
 )
+from .losses import chunked_cross_entropy
 from .plan import Plan
 from .profile import Profile
 
@@ -80,6 +81,7 @@ __all__ = [
     "Unimplemented",
     "check",
     "checkpoint",
+    "chunked_cross_entropy",
     "compare",
     "hyperframes",
     "metered",

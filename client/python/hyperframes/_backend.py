@@ -11,7 +11,7 @@ import torch
 
 from . import _native
 from ._attach import attach_to_coordinator
-from ._config import Cluster, cluster
+from ._config import Cluster, cluster, parse_size
 from ._engine import HOST, Backend, Engine
 from ._group import world_size
 from ._progress import progress
@@ -21,6 +21,8 @@ from .plan import read_tier
 _ASKING_S = 1.0  # For whom is waited: a word about it must not make the wait longer.
 _MOST_NAMED = 20
 _MEASURE = "HYPERFRAMES_MEASURE"  # Times copies and waits on CUDA, for stats().
+_HOST_BYTES = "HYPERFRAMES_HOST_BYTES"
+_RESERVE_BYTES = "HYPERFRAMES_RESERVE_BYTES"
 
 
 def make_backend(device: torch.device) -> Backend:
@@ -34,10 +36,16 @@ def make_backend(device: torch.device) -> Backend:
 
 def _machine_options(device: torch.device) -> dict[str, Any]:
     """The backend is where the model's parameters are, whatever the environment says."""
-    if device.type != "cuda":
-        return {"backend": "host"}
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return {"backend": "cuda", "gpu_index": index, "measure": bool(os.environ.get(_MEASURE))}
+    options: dict[str, Any] = {"backend": "host"}
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        measure = bool(os.environ.get(_MEASURE))
+        options = {"backend": "cuda", "gpu_index": index, "measure": measure}
+        if os.environ.get(_RESERVE_BYTES):
+            options["reserve_bytes"] = parse_size(os.environ[_RESERVE_BYTES], _RESERVE_BYTES)
+    if os.environ.get(_HOST_BYTES):
+        options["host_bytes"] = parse_size(os.environ[_HOST_BYTES], _HOST_BYTES)
+    return options
 
 
 def _share_of_rank(description: dict[str, Any], ranks: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
+from ._compiled import replaced_call
 from ._frames import View, describe_tensor
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
@@ -127,21 +128,6 @@ def _autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
     return torch.autocast(device.type, dtype)
 
 
-@contextlib.contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Sets ``module.forward`` on the instance and puts back exactly what was there."""
-    had = "forward" in module.__dict__
-    before = module.__dict__.get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if had:
-            module.__dict__["forward"] = before
-        else:
-            module.__dict__.pop("forward", None)
-
-
 class _Run:
     """One profiling forward."""
 
@@ -201,7 +187,7 @@ class _Run:
             _guard.listen(self._see_hooks)
             stack.callback(_guard.unlisten, self._see_hooks)
             for name, module in self._blocks.items():
-                stack.enter_context(replaced_forward(module, self._measured(name, module)))
+                stack.enter_context(replaced_call(module, self._measured(name, module)))
             with passing_hooks(lambda t: self._saved(t, REST, seen), lambda t: t):
                 output = self._root(*args, **kwargs)
             ledger.in_root = False
@@ -219,15 +205,16 @@ class _Run:
                 "the checkpoint call, or pass allow_checkpointing=True."
             )
 
-    def _measured(self, name: str, module: nn.Module) -> Callable[..., Any]:
-        original = module.forward
+    def _measured(self, name: str, module: nn.Module) -> Callable[..., Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if not torch.is_grad_enabled() or self._running:
+                    return original(*args, **kwargs)
+                return self._measure(name, module, original, args, kwargs, "")
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled() or self._running:
-                return original(*args, **kwargs)
-            return self._measure(name, module, original, args, kwargs, "")
+            return forward
 
-        return forward
+        return make
 
     def _stays(self, tensor: torch.Tensor) -> str:
         reason = stays_reason(tensor, self.device, self._parameters)

@@ -13,6 +13,7 @@ from torch import nn
 from . import _guard
 from ._backend import make_backend
 from ._blocks import Ledger, discover_blocks, stays_reason
+from ._compiled import around_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
@@ -200,8 +201,7 @@ class Session:
             self._ledger.leave(module)
 
         undo = self._undo
-        undo.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
-        undo.append(module.register_forward_hook(after, always_call=True).remove)
+        undo.append(around_call(module, before, after))
         if is_compiled(module):
             return
         original = module.forward

@@ -24,6 +24,7 @@ from cases.small_gpt import (
     same_gradients,
     train,
 )
+from hyperframes._backend import EmbeddedBackend
 
 OPTIONS: dict[str, Any] = {"layers": 6, "hidden": 128, "length": 128, "dropout": 0.1}
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -431,3 +432,14 @@ def test_gradients_of_a_fresh_model_are_there(profile: hf.Profile) -> None:
     with hf.hyperframes(model, profile=profile, activation_budget="8MiB") as inside:
         loss_of(inside(batch(0, 128)[0]), batch(0, 128)[1]).backward()
     assert all(gradient is not None for gradient in gradients(model))
+
+
+def test_the_environment_bounds_the_host_memory_of_an_embedded_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HYPERFRAMES_HOST_BYTES", "64KiB")
+    devices = EmbeddedBackend(torch.device("cpu")).describe()["devices"]
+    assert [int(d["lendable_bytes"]) for d in devices if d.get("is_host")] == [64 << 10]
+    monkeypatch.setenv("HYPERFRAMES_HOST_BYTES", "much")
+    with pytest.raises(hf.InvalidArgument, match="HYPERFRAMES_HOST_BYTES='much'"):
+        EmbeddedBackend(torch.device("cpu"))

@@ -1,0 +1,127 @@
+"""transformers' LlamaForCausalLM at 8B shape, bf16, in the ways to save its memory.
+
+    python tests/bench/llama.py --lengths 8k --modes nothing,checkpoint,peer,host,auto
+
+LoRA adapters by peft (r = 16 on the attention's projections), SDPA, and the loss by
+hf.chunked_cross_entropy in every mode. Modes are measured as in finetune.py; rows go to
+docs/benchmarks/llama.json. Needs transformers and peft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Repeatable kernels for the proofs.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"))
+
+import torch
+
+from bench.training.llama import SHAPE_8B, SHAPE_TINY, LlamaTuning, make_llama
+from bench.training.measure import Meter, Plan, measure, row_of, summary
+from bench.training.modes import Modes
+from bench.training.ratios import Rows, mode_ratios
+from bench.training.report import lengths_of, merge, word_of
+from bench.training.workload import pinned_attention
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = ("part", "length", "mode")
+NAMES = ("nothing", "checkpoint", "peer", "peer_only", "host", "auto")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def ratios(rows: Rows) -> dict[str, float]:
+    """The fixed names; those whose rows are there."""
+    return mode_ratios(rows)
+
+
+def run_length(args: argparse.Namespace, workload: LlamaTuning, length: int) -> None:
+    """All modes at one length; rows are written after every bout."""
+    workload.set_length(length)
+    meter = Meter(workload, args.device, warms=args.warm > 0)
+    modes = Modes(
+        workload, args.device, tries=args.tries, peer_factor=args.peer_factor,
+        host_factor=args.host_factor,
+    )  # fmt: skip
+    plan = Plan(args.rounds, args.steps, args.warm, args.patience, repeat_proof=not args.once)
+    for names in modes.bouts(args.modes):
+        say(f"length {word_of(length)}: {', '.join(names)}")
+        measured = measure(
+            [modes.make(name) for name in names], meter, plan, say=say,
+            keep_going=lambda: time.monotonic() < args.until,
+        )  # fmt: skip
+        modes.note_checkpoint_peaks(measured)
+        rows = []
+        for one in measured:
+            row = {"part": "modes", "length": length, **row_of(one, measured, workload.tokens)}
+            rows.append(row)
+            say(summary(row))
+        write(args, rows)
+
+
+def write(args: argparse.Namespace, rows: Rows) -> None:
+    command = " ".join(["python", "tests/bench/llama.py", *sys.argv[1:]])
+    report = merge(args.out, name="llama", command=command, rows=rows, key=KEY, ratios=ratios)
+    for name, value in report["ratios"].items():
+        say(f"  ratio {name} {value:.4f}")
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    flag = parser.add_argument
+    flag("--lengths", default="8k,32k")
+    flag("--modes", default="nothing,checkpoint,peer,host,auto")
+    flag("--rounds", type=int, default=3)
+    flag("--steps", type=int, default=3, help="timed steps of each turn")
+    flag("--warm", type=int, default=1, help="steps before them")
+    flag("--tries", type=int, default=2, help="budgets tried until the peak is at its limit")
+    flag("--peer-factor", type=float, default=1.05, help="of checkpointing's peak")
+    flag("--host-factor", type=float, default=1.10)
+    flag("--patience", type=float, default=120.0, help="seconds for a mode's proof, or one turn")
+    flag("--seconds", type=float, default=450.0, help="no new round after that")
+    flag("--once", action="store_true", help="do not prove that the reference repeats itself")
+    flag("--layers", type=int, default=0, help="instead of the model's own number")
+    flag("--chunk", type=int, default=0, help="tokens of the loss; 0: the default")
+    flag("--full", action="store_true", help="train all weights, no adapters")
+    flag("--tiny", action="store_true", help="a few seconds on a processor, simulated GPUs")
+    flag("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "llama.json")
+    args = parser.parse_args(words)
+    args.device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
+    args.dtype = torch.float32 if args.tiny else torch.bfloat16
+    args.shape = dict(SHAPE_TINY if args.tiny else SHAPE_8B)
+    if args.layers:
+        args.shape["num_hidden_layers"] = args.layers
+    if args.tiny:
+        os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
+        torch.set_num_threads(1)
+    args.lengths = lengths_of(args.lengths)
+    args.modes = args.modes.split(",")
+    unknown = sorted(set(args.modes) - set(NAMES))
+    if unknown:
+        parser.error(f"no mode {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    args.until = time.monotonic() + args.seconds
+    return args
+
+
+def main() -> None:
+    faulthandler.enable()
+    args = parse()
+    with pinned_attention(args.device):
+        trunk = make_llama(args.shape, args.device, args.dtype, lora=not args.full)
+        workload = LlamaTuning(
+            trunk, args.device, args.shape["vocab_size"], chunk=args.chunk or None
+        )  # fmt: skip
+        for length in args.lengths:
+            run_length(args, workload, length)
+
+
+if __name__ == "__main__":
+    main()

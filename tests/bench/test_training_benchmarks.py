@@ -1,0 +1,155 @@
+"""The training benchmarks on a processor: every mode that exists there, the files, the names."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import finetune, llama
+from bench.training.modes import Modes
+from bench.training.report import lengths_of, merge
+
+HERE = Path(__file__).resolve().parent
+FIELDS = {"name", "command", "commit", "machine", "rows", "ratios"}
+
+
+def run(script: str, out: Path, *words: str) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / script), "--tiny", f"--out={out}", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, check=False,
+        env={**os.environ, "HYPERFRAMES_HOST_DEVICES": "2 x 256MiB"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert set(report) == FIELDS
+    return report
+
+
+def by_mode(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["mode"]: row for row in report["rows"]}
+
+
+def assert_measured(rows: dict[str, dict[str, Any]]) -> None:
+    for name, row in rows.items():
+        assert "failed" not in row, f"{name}: {row['failed']}"
+        assert row["gradients"] in ("reference", "bit-equal"), name
+        assert row["tokens_per_s"] > 0 and row["peak_bytes"] > 0 and row["jitter"] >= 1
+
+
+def test_every_eager_mode_of_the_fine_tune_has_the_gradients_of_its_reference(
+    tmp_path: Path,
+) -> None:
+    names = [name for name in Modes.NAMES if not name.endswith("_compiled")]
+    words = ("--lengths=256", "--rounds=1", "--steps=1", f"--modes={','.join(names)}")
+    report = run("finetune.py", tmp_path / "finetune.json", *words)
+    rows = by_mode(report)
+    assert set(rows) == set(names)
+    assert_measured(rows)
+    assert rows["peer"]["peak_vs"]["checkpoint"] <= 1.05
+    assert rows["host"]["peak_vs"]["checkpoint"] <= 1.10
+    assert rows["host"]["host_bytes"] + rows["host"]["recomputed_bytes"] > 0
+    assert rows["peer_only"]["peer_bytes"] > 0 and rows["peer_only"]["recomputed_bytes"] == 0
+
+
+def test_compiled_modes_have_a_reference_of_their_own(tmp_path: Path) -> None:
+    names = "checkpoint_compiled,memory_budget_50_compiled,peer_compiled"
+    words = ("--lengths=256", "--rounds=1", "--steps=1", f"--modes=nothing_compiled,{names}")
+    rows = by_mode(run("finetune.py", tmp_path / "finetune.json", *words))
+    assert_measured(rows)
+    assert set(rows["peer_compiled"]["throughput_vs"]) == {
+        "nothing_compiled",
+        "checkpoint_compiled",
+    }
+
+
+def test_several_commands_fill_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "finetune.json"
+    few = ("--rounds=1", "--steps=1", "--lengths=256")
+    run("finetune.py", out, "--part=jobs", "--jobs=2", "--modes=nothing,checkpoint,host", *few)
+    run("finetune.py", out, "--part=article", "--own-share=0.5", *few)
+    report = run("finetune.py", out, "--part=longest", "--cap=5MiB", "--lengths=128,256,512,1024")
+    parts = {row["part"] for row in report["rows"]}
+    assert parts == {"jobs", "article", "longest"}
+    jobs = {row["mode"]: row for row in report["rows"] if row["part"] == "jobs"}
+    assert jobs["host"]["gpus"] == 2 and jobs["host"]["peak_vs"]["checkpoint"] <= 1.10
+    article = next(r for r in report["rows"] if r["mode"] == "peers_hold_the_rest")
+    assert article["peer_bytes"] > 0
+    assert article["own_activation_peak_bytes"] <= article["activation_budget_bytes"]
+    assert not all(row["trains"] for row in report["rows"] if row["part"] == "longest")
+    assert report["ratios"]["longest_sequence_vs_checkpoint"] >= 1
+
+
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("transformers") and importlib.util.find_spec("peft")),
+    reason="needs transformers and peft",
+)
+def test_every_mode_of_llama_has_the_gradients_of_its_reference(tmp_path: Path) -> None:
+    words = ("--lengths=256", "--rounds=1", "--steps=1")
+    rows = by_mode(run("llama.py", tmp_path / "llama.json", *words))
+    assert set(rows) == {"nothing", "checkpoint", "peer", "host", "auto"}
+    assert_measured(rows)
+
+
+def measured(length: int, mode: str, part: str = "modes") -> dict[str, Any]:
+    return {
+        "part": part, "length": length, "mode": mode, "throughput_vs_ceiling": 0.99,
+        "throughput_vs": {"nothing": 0.97, "checkpoint": 1.3}, "peak_vs": {"checkpoint": 1.04},
+    }  # fmt: skip
+
+
+def test_ratios_have_their_fixed_names() -> None:
+    rows = [measured(1024 * k, mode) for k in (8, 32, 64, 128) for mode in ("peer", "host")]
+    rows += [measured(32768, "host", "jobs")]
+    rows += [
+        {"part": "lender", "length": 0, "mode": "matmul_while_others_put", "slowdown": 0.02},
+        *(
+            {"part": "longest", "length": length, "mode": mode, "trains": trains}
+            for length, mode, trains in (
+                (4096, "checkpoint", True),
+                (8192, "checkpoint", False),
+                (5120, "checkpoint_inputs_on_host", True),
+                (6144, "peer", True),
+            )
+        ),
+    ]
+    found = finetune.ratios(rows)
+    fixed = """
+        peer_8k_throughput_vs_nothing peer_8k_peak_vs_checkpoint peer_32k_throughput_vs_nothing
+        peer_32k_peak_vs_checkpoint peer_32k_throughput_vs_ceiling host_32k_throughput_vs_nothing
+        host_32k_peak_vs_checkpoint four_jobs_32k_throughput_vs_nothing
+        four_jobs_32k_peak_vs_checkpoint peer_64k_throughput_vs_checkpoint
+        peer_64k_peak_vs_checkpoint peer_128k_throughput_vs_checkpoint peer_128k_peak_vs_checkpoint
+        longest_sequence_vs_checkpoint longest_sequence_vs_checkpoint_with_host_inputs
+        lender_slowdown
+    """
+    assert set(fixed.split()) <= set(found)
+    assert found["longest_sequence_vs_checkpoint"] == 1.5
+    assert found["longest_sequence_vs_checkpoint_with_host_inputs"] == 1.2
+    assert {"peer_8k_peak_vs_checkpoint", "peer_32k_throughput_vs_nothing"} <= set(
+        llama.ratios(rows)
+    )
+
+
+def test_rows_with_the_same_key_are_replaced_and_ratios_made_anew(tmp_path: Path) -> None:
+    def add(*rows: dict[str, Any]) -> dict[str, Any]:
+        return merge(
+            tmp_path / "some.json", name="some", command="c", rows=list(rows), key=("mode",),
+            ratios=lambda rows: {"sum": sum(row["value"] for row in rows)},
+        )  # fmt: skip
+
+    add({"mode": "a", "value": 1}, {"mode": "b", "value": 2})
+    report = add({"mode": "b", "value": 5})
+    assert report["ratios"] == {"sum": 6}
+    assert [row["mode"] for row in report["rows"]] == ["a", "b"]
+    assert all(row["command"] == "c" and row["machine"] for row in report["rows"])
+
+
+def test_lengths_are_read_in_units_of_1024() -> None:
+    assert lengths_of("8k,32K,100") == [8192, 32768, 100]

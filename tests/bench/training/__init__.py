@@ -1,0 +1,1 @@
+"""What the training benchmarks share: modes, rounds, budgets, reports."""

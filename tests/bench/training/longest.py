@@ -1,0 +1,146 @@
+"""The longest sequence that trains, with every GPU capped."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import hyperframes as hf
+
+from .hyper import HyperMode, least_budget
+from .measure import Meter, OutOfTimeError, forget_frames, time_limit
+from .modes import Modes
+from .workload import FineTune
+
+STEP = 4096
+HYPER = {"peer": ("host",), "peer_only": ("host", "recompute"), "auto": ()}
+_USABLE = 0.965  # Of the cap, as a budget: the allocator's segments are never all used.
+_MOST_TRIALS = 5
+
+
+class Search:
+    """Trials of one mode after another.
+
+    Args:
+        cap: bytes that this process may allocate on its GPU, and the most that every lender lends.
+        make: the modes at the workload's present length.
+    """
+
+    def __init__(
+        self,
+        workload: FineTune,
+        device: torch.device,
+        *,
+        cap: int,
+        patience_s: float,
+        make: Callable[[], Modes],
+        say: Callable[[str], None],
+    ) -> None:
+        self._workload, self._device = workload, device
+        self._cap, self._patience, self._make, self._say = cap, patience_s, make, say
+        if device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+            # A lender's free memory less the reserve is what it lends.
+            os.environ["HYPERFRAMES_RESERVE_BYTES"] = str(max(0, total - cap))
+
+    def trial(self, mode: str, length: int) -> dict[str, Any]:
+        """One step at that length; a row."""
+        row: dict[str, Any] = {
+            "part": "longest", "length": length, "mode": mode, "cap_bytes": self._cap,
+            "gpus": max(1, torch.cuda.device_count()),
+        }  # fmt: skip
+        self._workload.set_length(length)
+        meter = Meter(self._workload, self._device, warms=False)
+        try:
+            with time_limit(self._patience, f"{mode} at {length}"):
+                row |= {"peak_bytes": self._step(mode, meter), "trains": True}
+            if self._device.type == "cpu":
+                row["trains"] = row["peak_bytes"] <= self._cap
+        except (torch.OutOfMemoryError, hf.ResourceExhausted, OutOfTimeError) as error:
+            row |= {"trains": False, "why": str(error)[:300]}
+            forget_frames(error)
+        meter.clear()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        known = f", peak {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
+        self._say(f"  {mode} {length}: {'trains' if row['trains'] else 'does not train'}{known}")
+        return row
+
+    def _step(self, mode: str, meter: Meter) -> int:
+        if mode not in HYPER:
+            with meter.turn(), self._make().make(mode).entered():
+                return meter.warm_peak()
+        hyper = self._hyper(mode, int(self._cap * _USABLE))
+        try:
+            with meter.turn(), hyper.entered():
+                return meter.warm_peak()
+        finally:
+            hyper.close()
+
+    def _hyper(self, mode: str, budget: int) -> HyperMode:
+        return HyperMode(
+            self._workload, self._workload.profile(), forbid=HYPER[mode], limit=budget
+        )  # fmt: skip
+
+    def _needed(self, mode: str, length: int) -> int:
+        """Bytes: the peak, or the smallest budget that works."""
+        self._workload.set_length(length)
+        meter = Meter(self._workload, self._device, warms=False)
+        if mode not in HYPER:
+            return self._step(mode, meter)
+        hyper = self._hyper(mode, 1)
+        try:
+            with hyper.entered():
+                raise AssertionError("one byte is no budget")
+        except hf.ResourceExhausted as error:
+            return least_budget(str(error)) or 0
+        finally:
+            hyper.close()
+
+    def predict(self, mode: str, short: int, long: int) -> int:
+        """The longest multiple of STEP by a line through what two short lengths need."""
+        first, second = self._needed(mode, short), self._needed(mode, long)
+        per_token = (second - first) / (long - short)
+        most = int(self._cap * _USABLE)
+        length = long + int((most - second) / per_token)
+        self._say(
+            f"  {mode}: {short} needs {first / 1e9:.2f} GB, {long} {second / 1e9:.2f} GB:"
+            f" {length} would need {most / 1e9:.2f} GB"
+        )
+        return max(STEP, length // STEP * STEP)
+
+    def run(self, mode: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
+        """Trials at the given lengths; without any, from a prediction up or down until the longest
+        that trains is known, or trials are used up. A row after each."""
+        if lengths:
+            yield from (self.trial(mode, length) for length in lengths)
+            return
+        with time_limit(self._patience, f"prediction for {mode}"):
+            length = self.predict(mode, 4 * STEP, 8 * STEP)
+        rows: dict[int, dict[str, Any]] = {}
+        while length > 0 and length not in rows and len(rows) < _MOST_TRIALS:
+            rows[length] = self.trial(mode, length)
+            yield rows[length]
+            length += STEP if rows[length]["trains"] else -STEP
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """From the longest that trained of each mode."""
+    most: dict[str, int] = {}
+    for row in rows:
+        if row["part"] == "longest" and row["trains"]:
+            most[row["mode"]] = max(row["length"], most.get(row["mode"], 0))
+    found = {}
+    for name, other in (
+        ("longest_sequence_vs_checkpoint", "checkpoint"),
+        ("longest_sequence_vs_checkpoint_with_host_inputs", "checkpoint_inputs_on_host"),
+    ):
+        if "peer" in most and other in most:
+            found[name] = most["peer"] / most[other]
+    return found

@@ -1,0 +1,32 @@
+"""The ratio names that docs/benchmarks shares between models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+
+def look(row: dict[str, Any] | None, *path: str) -> float | None:
+    """A number inside a row; None where there is none."""
+    found: Any = row
+    for step in path:
+        found = found.get(step) if isinstance(found, dict) else None
+    return float(found) if isinstance(found, (int, float)) else None
+
+
+def mode_ratios(rows: Rows) -> dict[str, float]:
+    """``peer_L_...`` and ``host_L_...`` from the rows of the part ``modes``. Where nothing does not
+    fit there is no throughput against it; the one against checkpointing is always there."""
+    found: dict[str, float | None] = {}
+    by = {(r["length"], r["mode"]): r for r in rows if r["part"] == "modes"}
+    for word, length in (("8k", 8192), ("32k", 32768), ("64k", 65536), ("128k", 131072)):
+        for mode in ("peer", "host"):
+            row = by.get((length, mode))
+            for other in ("nothing", "checkpoint"):
+                name = f"{mode}_{word}_throughput_vs_{other}"
+                found[name] = look(row, "throughput_vs", other)
+            found[f"{mode}_{word}_peak_vs_checkpoint"] = look(row, "peak_vs", "checkpoint")
+            if mode == "peer":
+                found[f"peer_{word}_throughput_vs_ceiling"] = look(row, "throughput_vs_ceiling")
+    return {name: value for name, value in found.items() if value is not None}

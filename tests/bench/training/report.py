@@ -1,0 +1,87 @@
+"""Files of docs/benchmarks: rows of several commands in one, ratios made anew from all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+Rows = list[dict[str, Any]]
+
+
+def machine() -> str:
+    """GPUs, their driver's CUDA and torch; processor and kernel."""
+    name = platform.uname()
+    parts = [f"{name.system} {name.release} {name.machine}", f"{os.cpu_count()} cores"]
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        parts.insert(0, f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}")
+    return ", ".join([*parts, f"torch {torch.__version__}"])
+
+
+def commit() -> str:
+    """Of the tree; HYPERFRAMES_COMMIT names it where there is no repository."""
+    named = os.environ.get("HYPERFRAMES_COMMIT")
+    if named:
+        return named
+    try:
+        done = subprocess.run(
+            ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:  # GPU machines may have no git.
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def merge(
+    path: Path,
+    *,
+    name: str,
+    command: str,
+    rows: Rows,
+    key: tuple[str, ...],
+    ratios: Callable[[Rows], dict[str, float]],
+) -> dict[str, Any]:
+    """Adds rows to a report; those with the same key are replaced. Written at once or not at all.
+
+    Returns:
+        The report: name, command (of the latest call), commit, machine, rows, ratios. Every row
+        carries the command, commit and machine that made it.
+    """
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    made_by = {"command": command, "commit": commit(), "machine": machine()}
+    new = [{**row, **made_by} for row in rows]
+    replaced = {_key(row, key) for row in new}
+    kept = [row for row in report.get("rows", ()) if _key(row, key) not in replaced]
+    merged = sorted(kept + new, key=lambda row: json.dumps(_key(row, key)))
+    report = {"name": name, **made_by, "rows": merged, "ratios": ratios(merged)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(report, indent=1) + "\n")
+    scratch.replace(path)
+    return report
+
+
+def _key(row: dict[str, Any], names: Iterable[str]) -> list[Any] | tuple[Any, ...]:
+    return tuple(row.get(name) for name in names)
+
+
+def lengths_of(text: str) -> list[int]:
+    """ "8k,32k" as numbers; k is 1024."""
+    found = []
+    for word in text.lower().split(","):
+        factor = 1024 if word.endswith("k") else 1
+        found.append(int(word.removesuffix("k")) * factor)
+    return found
+
+
+def word_of(length: int) -> str:
+    """32768 as "32k"."""
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
