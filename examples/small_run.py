@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from stdlib_text import stdlib_bytes
+from train_gpt import GPT
 
-VOCABULARY = 256  # Bytes.
+LENGTH = 128
 
 
 class TextDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -40,16 +41,31 @@ class TextDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": window, "labels": window.clone()}
 
 
-def parse_flags(description: str | None) -> argparse.Namespace:
+def make_gpt(layers: int = 4) -> GPT:
+    """train_gpt.py's model, small: token ids [B, T] to logits [B, T, 256]."""
+    return GPT(
+        argparse.Namespace(
+            hidden=64, heads=4, length=LENGTH, layers=layers, dropout=0.1, mode="nothing"
+        )
+    )
+
+
+def parser_of_flags(description: str | None) -> argparse.ArgumentParser:
     """--steps, --activation-budget, --report."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps")
     parser.add_argument(
         "--activation-budget", metavar="SIZE", help="such as 2GiB; without it the recommended one"
     )
     parser.add_argument("--report", metavar="FILE", help="write what is compared there, as JSON")
+    return parser
+
+
+def start(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The flags; from now on every sum is made in one order, for bits are compared."""
     args = parser.parse_args()
-    # Results are compared bit for bit: every sum in one order.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)

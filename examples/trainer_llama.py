@@ -21,9 +21,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # The model is made here, not load
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import hyperframes as hf
-from small_run import VOCABULARY, TextDataset, parse_flags, save_report
-
-LENGTH = 128
+from small_run import LENGTH, TextDataset, parser_of_flags, save_report, start
+from train_gpt import VOCABULARY
 
 
 def make_model() -> LlamaForCausalLM:
@@ -42,7 +41,7 @@ def make_model() -> LlamaForCausalLM:
 
 
 def main() -> None:
-    args = parse_flags(__doc__)
+    args = start(parser_of_flags(__doc__))
     model = make_model()
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
