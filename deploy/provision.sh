@@ -8,6 +8,7 @@
 # takes well under a second. Afterwards these are set:
 #   HF_ROOT    the checkout            HF_CACHE   everything kept outside the checkout
 #   HF_PYTHON  python with torch       HF_BAZEL   array: bazel's flags (disk cache, jobs)
+# hf_ecosystem_venv then sets HF_ECOSYSTEM_PYTHON: the same with transformers and its like.
 #
 # HYPERFRAMES_CACHE moves the cache (default ~/.cache/hyperframes).
 
@@ -149,6 +150,37 @@ hf_venv() {
     }
     hf_step "Installing torch into $target (once, about two minutes)" _hf_make_venv "$base" "$target"
   ) 9>"$HF_CACHE/venv.lock"
+}
+
+# A second environment on top of the first: whoever does not run the ecosystem's tests does without it,
+# and a new version of transformers makes nobody install torch again.
+_hf_make_ecosystem_venv() {
+  local target=$1 purelib
+  rm -rf "$target"
+  purelib=$("$HF_PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || return 1
+  "$HF_PYTHON" -m venv "$target" || return 1
+  printf '%s\n' "$purelib" >"$("$target/bin/python" -c \
+    'import sysconfig; print(sysconfig.get_path("purelib"))')/hyperframes-base.pth" || return 1
+  "$target/bin/python" -m pip install --no-deps --no-input --progress-bar off \
+    -r "$HF_ROOT/deploy/requirements-ecosystem.txt" || return 1
+  HF_HUB_OFFLINE=1 "$target/bin/python" -c \
+    'import torch, transformers, accelerate, peft, lightning.pytorch' || return 1
+  touch "$target/.complete"
+}
+
+# After hf_provision.
+hf_ecosystem_venv() {
+  local wanted target
+  wanted=$(cat "$HF_ROOT"/deploy/requirements{,-ecosystem}.txt | sha256sum | cut -c1-12)
+  target=$HF_CACHE/ecosystem-$wanted
+  HF_ECOSYSTEM_PYTHON=$target/bin/python
+  [ -e "$target/.complete" ] && return 0
+  (
+    flock 9
+    [ -e "$target/.complete" ] && exit 0
+    hf_step "Installing transformers and its like into $target (once)" \
+      _hf_make_ecosystem_venv "$target"
+  ) 9>"$HF_CACHE/ecosystem.lock"
 }
 
 hf_provision() {

@@ -73,7 +73,7 @@ class GPT(nn.Module):
         self.checkpointing = args.mode == "checkpointing"
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1]))
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         return self.head(self.norm(x))

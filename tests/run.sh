@@ -5,7 +5,7 @@
 #
 #   tests/run.sh                  everything
 #   tests/run.sh bazel e2e        only these groups: bazel python cases tools gates e2e telemetry
-#                                 faults tsan asan
+#                                 faults ecosystem tsan asan
 #
 # Safe to run twice: a second run repeats only what changed, apart from the tests that start daemons.
 set -u
@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../deploy/provision.sh"
 cd "$HF_ROOT" || exit 1
 
 groups=("$@")
-[ "${#groups[@]}" -gt 0 ] || groups=(bazel python tools cases gates e2e telemetry faults tsan asan)
+[ "${#groups[@]}" -gt 0 ] || groups=(bazel python tools cases gates e2e telemetry faults ecosystem tsan asan)
 
 # Rooms without gRPC, whose uninstrumented locks would blind ThreadSanitizer.
 core=(//common/... //coordinator/planner/... //agent/device/... //agent/arena/... //agent/engine/...)
@@ -57,13 +57,18 @@ for group in "${groups[@]}"; do
     e2e) pytest_group e2e 1200 tests/e2e ;;
     telemetry) pytest_group telemetry 600 tests/telemetry ;;
     faults) pytest_group faults 1200 tests/faults ;;
+    # An environment that cannot be made is a failed group, not the end of the others.
+    ecosystem)
+      hf_ecosystem_venv || true
+      HF_PYTHON=$HF_ECOSYSTEM_PYTHON pytest_group ecosystem 1200 tests/ecosystem
+      ;;
     # A suffix of their own keeps the outputs of each configuration apart, and no symlinks: the tests
     # above use bazel-bin.
     tsan) bazel_group tsan 1800 --config=tsan --platform_suffix=tsan --symlink_prefix=/ "${core[@]}" ;;
     asan) bazel_group asan 2400 --config=asan --platform_suffix=asan --symlink_prefix=/ //... ;;
     *)
       echo "unknown group '$group'; one of: bazel python tools cases gates e2e telemetry faults" \
-        "tsan asan" >&2
+        "ecosystem tsan asan" >&2
       exit 2
       ;;
   esac

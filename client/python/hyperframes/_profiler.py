@@ -12,9 +12,11 @@ from torch import nn
 from torch.utils import _pytree
 
 from . import _guard
+from ._block_runs import fresh, fresh_arguments, no_leaf, synchronize, time_backward
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
-from ._compiled import replaced_call
-from ._frames import View, describe_tensor
+from ._compiled import call_attribute, replaced_call
+from ._frames import describe_tensor
+from ._gathered import gathers_weights, watch_gathered
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
 from ._measure_operators import CompiledWatch, measure_operators
@@ -25,6 +27,7 @@ from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
 
+_BACKWARD_PER_FORWARD = 2.0  # Where it cannot be measured.
 _RUNS = 2  # Two, so that what differs between them is never placed by guess.
 
 
@@ -139,6 +142,7 @@ class _Run:
         self._allow_checkpointing = allow_checkpointing
         self.device = model_device(root)
         self._parameters = ParameterStorages(root)
+        self._gathers = any(gathers_weights(part) for part in root.modules())
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
@@ -186,6 +190,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             _guard.listen(self._see_hooks)
             stack.callback(_guard.unlisten, self._see_hooks)
+            stack.callback(watch_gathered(self._root, self._parameters.add))
             for name, module in self._blocks.items():
                 stack.enter_context(replaced_call(module, self._measured(name, module)))
             with passing_hooks(lambda t: self._saved(t, REST, seen), lambda t: t):
@@ -225,6 +230,8 @@ class _Run:
     def _saved(
         self, tensor: torch.Tensor, block: str, found: dict[int, StorageInfo]
     ) -> torch.Tensor:
+        if self._gathers and block in self._blocks and is_compiled(self._blocks[block]):
+            self._parameters.add(self._blocks[block])
         reason = self._stays(tensor)
         if tensor.layout is torch.strided and tensor.device == self.device:
             storage = tensor.untyped_storage()
@@ -270,10 +277,10 @@ class _Run:
                     torch.set_rng_state(rng)
                     if gpu_rng is not None:
                         torch.cuda.set_rng_state(gpu_rng, self.device)
-                fresh = _fresh(leaves)
+                given = fresh(leaves)
                 versions = [tensor._version for tensor in tensors]
                 with watch or contextlib.nullcontext(), compiled:
-                    info, output = self._once(name, module, forward, fresh, spec)
+                    info, output = self._once(name, module, forward, given, spec)
                 info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
                     info.keep_reason = "changes its input in place"
@@ -289,7 +296,7 @@ class _Run:
                 result.selective_reason = "it runs compiled code"
             elif module is not None and not result.keep_reason:
                 measure_operators(
-                    result, module, forward, lambda: _fresh_arguments(leaves, spec), self.device
+                    result, module, forward, lambda: fresh_arguments(leaves, spec), self.device
                 )
                 _restore_buffers(buffers)
         finally:
@@ -318,7 +325,7 @@ class _Run:
         leaves: Any,
         spec: Any,
     ) -> tuple[BlockInfo, Any]:
-        given = [_no_leaf(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        given = [no_leaf(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         versions = [x._version for x in given if isinstance(x, torch.Tensor)]
         args, kwargs = _pytree.tree_unflatten(given, spec)
         found: dict[int, StorageInfo] = {}
@@ -330,7 +337,7 @@ class _Run:
         info = BlockInfo(key)
         base = self._start_peak()
         phases = PhaseRecorder(self._ledger, key, self.device, max(base, 0))
-        _synchronize(self.device)
+        synchronize(self.device)
         start = time.perf_counter()
         try:
             with passing_hooks(lambda t: self._saved(t, key, found), phases.read):
@@ -338,7 +345,7 @@ class _Run:
         finally:
             if module is not None:
                 self._ledger.leave(module)
-        _synchronize(self.device)
+        synchronize(self.device)
         info.forward_s = time.perf_counter() - start
         if [x._version for x in given if isinstance(x, torch.Tensor)] != versions:
             info.keep_reason = "changes its input in place"
@@ -347,15 +354,19 @@ class _Run:
         if base >= 0:
             peak = torch.cuda.max_memory_allocated(self.device) - base
             info.transient_bytes = max(0, peak - sum(nbytes for _, nbytes in own))
-        phases.begin(own, bytes_beyond(output, leaves, self._ledger))
-        info.backward_s = _time_backward(output, leaves, module, self.device)
-        info.phases = phases.finish()
+        if module is not None and _gathers_inside(module):
+            # A backward of this block alone would tell FSDP that the whole model's has ended.
+            info.backward_s = _BACKWARD_PER_FORWARD * info.forward_s
+        else:
+            phases.begin(own, bytes_beyond(output, leaves, self._ledger))
+            info.backward_s = time_backward(output, leaves, module, self.device)
+            info.phases = phases.finish()
         info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
         flat = _pytree.tree_leaves(output)
         info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]
         detached = _pytree.tree_map(
             lambda x: (
-                _no_leaf(x.detach().requires_grad_(x.requires_grad))
+                no_leaf(x.detach().requires_grad_(x.requires_grad))
                 if isinstance(x, torch.Tensor)
                 else x
             ),
@@ -392,18 +403,12 @@ class _Run:
                 )
 
 
-def _fresh(leaves: list[Any]) -> list[Any]:
-    """The arguments again, as leaves of a graph of their own."""
-    return [
-        leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-        for leaf in leaves
-    ]
-
-
-def _fresh_arguments(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
-    given = [_no_leaf(x) if isinstance(x, torch.Tensor) else x for x in _fresh(leaves)]
-    args, kwargs = _pytree.tree_unflatten(given, spec)
-    return args, kwargs
+def _gathers_inside(module: nn.Module) -> bool:
+    """What is measured includes calls of FSDP's hooks."""
+    return any(
+        gathers_weights(part) and (part is not module or call_attribute(module) != "forward")
+        for part in module.modules()
+    )
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
@@ -415,50 +420,6 @@ def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
                 buffer.copy_(before)
                 changed = True
     return changed
-
-
-class _Passed(torch.autograd.Function):
-    """The same memory as a tensor of its own: neither a leaf nor a view of one."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        return View(leaf).over(leaf.untyped_storage())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0]
-
-
-def _no_leaf(leaf: torch.Tensor) -> torch.Tensor:
-    """As blocks get tensors from each other in a step, where they may write to them in place."""
-    if not leaf.requires_grad or leaf.layout is not torch.strided or type(leaf) is not torch.Tensor:
-        return leaf
-    passed: torch.Tensor = _Passed.apply(leaf)  # type: ignore[no-untyped-call]
-    return passed
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _time_backward(
-    output: Any, leaves: list[Any], module: nn.Module | None, device: torch.device
-) -> float:
-    """Seconds of the block's own backward. Gradients go nowhere: hooks of DDP must not see them."""
-    outs = [
-        x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad
-    ]
-    wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-    if module is not None:
-        wanted += [p for p in module.parameters() if p.requires_grad]
-    outs = [x for x in outs if x.grad_fn is not None]
-    if not outs or not wanted:
-        return 0.0
-    start = time.perf_counter()
-    torch.autograd.grad(outs, wanted, [torch.ones_like(x) for x in outs], allow_unused=True)
-    _synchronize(device)
-    return time.perf_counter() - start
 
 
 def _same(first: Any, second: Any) -> bool:
