@@ -2,8 +2,8 @@
 
 The block's forward runs once more with every operator timed. What takes much longer than its output
 takes to copy is a candidate. Then the block is tried: a forward that puts the candidates' outputs
-away, and a recomputation that is handed them back. What it saves for backward is compared bit by bit
-with what the forward saved: a block that does not stand it is never SELECTIVE, whatever the reason.
+away, and a recomputation that is handed them back. What it saves is compared bit by bit with what
+the forward saved: a block that does not stand it is never SELECTIVE.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .profile import BlockInfo, SelectiveStorage
 # a copy. Additions take 1.5 of them, the parts of a norm up to 3, a matrix product of 4096 wide
 # operands over 10, attention hundreds.
 CHEAP_PASSES = 4.0
-_MOST_CANDIDATES = 32
+MOST_CANDIDATES = 32
 _QUEUE_AHEAD_CYCLES = 40_000_000  # About 25 ms of a GPU: the processor gets ahead of it.
 _ROUTING_SHARE = 16  # Data-dependent outputs are always saved up to this part of a block's bytes.
 _FINGERPRINT_PARTS = 64
@@ -48,6 +48,21 @@ _COPIES = 3
 _REPEATS = 2  # Each operator's time is the least of so many.
 _LARGEST_COPY = 64 << 20
 _LONGEST_REASON = 160
+
+
+_cheap_passes, _most_candidates = CHEAP_PASSES, MOST_CANDIDATES
+
+
+@contextlib.contextmanager
+def every_operator() -> Iterator[None]:
+    """What operators take does not matter inside: every output that may be saved is a candidate."""
+    global _cheap_passes, _most_candidates
+    before = _cheap_passes, _most_candidates
+    _cheap_passes, _most_candidates = 0.0, sys.maxsize
+    try:
+        yield
+    finally:
+        _cheap_passes, _most_candidates = before
 
 
 @dataclass
@@ -66,7 +81,7 @@ class _Run:
     draws: bool = False
 
 
-class _Timing(Catching):
+class _Timing(Catching):  # type: ignore[no-untyped-call]
     """Times every operator. Holds nothing of what they return but their version counters."""
 
     def __init__(self, block: str, device: torch.device) -> None:
@@ -119,7 +134,7 @@ class _Timing(Catching):
     @contextlib.contextmanager
     def _timed(self, run: _Run) -> Iterator[None]:
         if self._device.type == "cuda":
-            run.marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            run.marks = [_event(), _event()]
             run.marks[0].record()
             yield
             run.marks[1].record()
@@ -134,6 +149,10 @@ class _Timing(Catching):
             torch.cuda.synchronize(self._device)
             for run in self.runs:
                 run.seconds = run.marks[0].elapsed_time(run.marks[1]) / 1e3
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _may_draw(func: Any) -> bool:
@@ -168,7 +187,7 @@ class _Measured(SelectiveFrame):
     needed = 0  # Operators that ran before the last tensor was saved: the others never run again.
 
     def __init__(self, timing: _Timing, *arguments: Any) -> None:
-        super().__init__(*arguments, timing, SelectiveCounts())
+        super().__init__(*(*arguments, timing, SelectiveCounts()))
         self._timing = timing
 
     def _pack(self, tensor: torch.Tensor) -> Any:
@@ -276,24 +295,27 @@ def _timed_candidates(
     arguments: Callable[[], tuple[Any, Any]],
     device: torch.device,
 ) -> list[SelectiveStorage]:
-    timing: _Timing
-    for repeat in range(_REPEATS):
-        earlier = timing.runs if repeat else []
+    earlier: list[_Run] = []
+    for _ in range(_REPEATS):
         timing = _Timing(info.name, device)
         given = arguments()
         frame = _Measured(timing, info.name, module, forward, *given, device, _nothing)
         if device.type == "cuda":
-            torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)
+            torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         frame.run(*given)
         timing.finish()
         for run, before in zip(timing.runs, earlier, strict=False):
             if run.func is before.func:
                 run.seconds = min(run.seconds, before.seconds)
+        earlier = timing.runs
     if timing.communicates:
         info.selective_reason = "it communicates with other ranks"
         return []
-    runs = [(position, run) for position, run in enumerate(timing.runs[: frame.needed])
-            if run.may_be_saved and all(p._version == version for p, version in run.probes)]  # fmt: skip
+    runs = [
+        (position, run)
+        for position, run in enumerate(timing.runs[: frame.needed])
+        if run.may_be_saved and all(probe._version == now for probe, now in run.probes)
+    ]
     chosen = _expensive(runs, info.nbytes, device)
     if not chosen:
         info.selective_reason = "no operator takes much longer than its output takes to copy"
@@ -334,11 +356,11 @@ def _expensive(
             return True
         if run.nbytes < MIN_MOVABLE:
             return False
-        return run.seconds > CHEAP_PASSES * (least + run.nbytes * per_byte)
+        return run.seconds > _cheap_passes * (least + run.nbytes * per_byte)
 
     found = [(position, run) for position, run in runs if is_expensive(run)]
     found.sort(key=lambda item: (not item[1].routes, -item[1].seconds))
-    return sorted(found[:_MOST_CANDIDATES], key=lambda item: item[0])
+    return sorted(found[:_most_candidates], key=lambda item: item[0])
 
 
 def _copy_seconds(nbytes: int, device: torch.device) -> float:
@@ -369,7 +391,7 @@ def _tried(
     device: torch.device,
     found: list[SelectiveStorage],
 ) -> float:
-    """Seconds of a recomputation with all of ``found`` handed back. Raises where its bits differ."""
+    """Seconds of a recomputation with all of ``found`` handed back. Raises where bits differ."""
     choices = {s.position: Choice(s.ordinal, s.op, s.nbytes, KEEP, "", -1, s.random) for s in found}
     counts = SelectiveCounts()
     mode = Catching(info.name, choices, Shelf(None, device, 0, 0, None), counts)

@@ -32,13 +32,13 @@ from .plan import Choice
 
 # Where the ordinals of operators' outputs begin: those of saved tensors count from 0.
 FIRST_ORDINAL = 1 << 20
-_MOST_OUTPUTS = 8
+_MOST_OUTPUTS = 16
 _ALIGNMENT = 512
 _MOST_WARNINGS = 8
 _warned: set[tuple[str, str]] = set()
 
 
-class Origin:
+class Output:
     """The place of one output in its block, for the engine."""
 
     __slots__ = ("block", "entry", "ordinal")
@@ -119,7 +119,7 @@ class Shelf(NamedTuple):
             ordinal = FIRST_ORDINAL + choice.ordinal * _MOST_OUTPUTS + index % _MOST_OUTPUTS
             moved = self.store.move(
                 tensor,
-                Origin(block, ordinal),
+                Output(block, ordinal),
                 micro_batch=self.micro_batch,
                 block_index=self.block_index,
                 tier=choice.tier,
@@ -177,7 +177,7 @@ def _say(block: str, reason: str) -> None:
         )
 
 
-class Catching(Paused):
+class Catching(Paused):  # type: ignore[no-untyped-call]
     """Forward: puts the outputs of the chosen operators away."""
 
     def __init__(
@@ -222,7 +222,7 @@ def padded_bytes(output: Any) -> int:
     return total
 
 
-class Serving(Paused):
+class Serving(Paused):  # type: ignore[no-untyped-call]
     """Backward: hands back what was put away, as long as the operators are those of the forward."""
 
     def __init__(
