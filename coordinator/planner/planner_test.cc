@@ -64,7 +64,7 @@ Bytes SelectedBeyond(const RankProblem& problem, const RankPlan& plan) {
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     for (const StorageDecision& where : plan.blocks[b].selected) {
       const SelectiveStorage& storage = SelectiveOf(problem.blocks[b], where.ordinal);
-      if (!storage.is_saved) bytes += storage.bytes;
+      if (!storage.is_saved) bytes += storage.bytes + storage.kept_bytes;
     }
   }
   return bytes;

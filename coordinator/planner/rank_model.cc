@@ -168,6 +168,7 @@ void AddSelective(const BlockProfile& profile, ModelBlock* block) {
     storage.rank = static_cast<int>(k);
     storage.is_saved = from.is_saved;
     storage.ordinal = from.ordinal;
+    storage.stays = from.kept_bytes;
     block->storages.push_back(storage);
   }
   block->selective_s.assign(ranked.size() + 1, absl::ToDoubleSeconds(profile.selective_base));

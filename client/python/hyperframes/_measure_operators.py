@@ -22,7 +22,7 @@ from torch import nn
 from ._blocks import MIN_MOVABLE
 from ._engine import KEEP
 from ._frames import describe_tensor, version_probe
-from ._operators import communicates, is_pure, shared_versions, tensors_in
+from ._operators import communicates, is_pure, shared_versions, tensors_in, written_by
 from ._selective import (
     Catching,
     SelectiveCounts,
@@ -74,6 +74,7 @@ class _Run:
     marks: Any = None  # CUDA events around it.
     may_be_saved: bool = False
     nbytes: int = 0
+    kept_bytes: int = 0
     largest: dict[str, Any] = field(default_factory=dict)  # dtype and shape.
     probes: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # Version counters.
     is_saved: bool = False
@@ -94,6 +95,10 @@ class _Timing(Catching):  # type: ignore[no-untyped-call]
     def operator(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         self.communicates = self.communicates or communicates(func)
         run = _Run(func)
+        for tensor in written_by(func, args, kwargs):
+            changed = self._maker(tensor)
+            if changed is not None:
+                changed.may_be_saved = False
         before = random_state(self._device) if _may_draw(func) else None
         with self._timed(run):
             output = func(*args, **kwargs)
@@ -113,7 +118,9 @@ class _Timing(Catching):  # type: ignore[no-untyped-call]
         return output
 
     def _look_at(self, run: _Run, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        sizes = [tensor.untyped_storage().nbytes() for tensor in made]
         run.nbytes = padded_bytes(made)
+        run.kept_bytes = sum(size for size in sizes if size < MIN_MOVABLE)
         run.routes = _routes(run.func, given, made)
         if made:
             run.largest = describe_tensor(max(made, key=lambda t: t.untyped_storage().nbytes()))
@@ -125,11 +132,14 @@ class _Timing(Catching):  # type: ignore[no-untyped-call]
 
     def saved(self, tensor: torch.Tensor) -> None:
         """Autograd saves this tensor now."""
-        if tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            found = self._made.get(storage._cdata)
-            if found is not None and found[0]() is storage:
-                found[1].is_saved = True
+        run = self._maker(tensor) if tensor.layout is torch.strided else None
+        if run is not None:
+            run.is_saved = True
+
+    def _maker(self, tensor: torch.Tensor) -> _Run | None:
+        storage = tensor.untyped_storage()
+        found = self._made.get(storage._cdata)
+        return found[1] if found is not None and found[0]() is storage else None
 
     @contextlib.contextmanager
     def _timed(self, run: _Run) -> Iterator[None]:
@@ -172,13 +182,14 @@ def _are_new(made: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
 
 def _routes(func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
     """Indices that depend on values: another rounding would send a token to another expert."""
-    if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
-        return True
-    integers = any(
+    indices = any(
         not (t.is_floating_point() or t.is_complex()) and t.dtype not in (torch.bool, torch.uint8)
         for t in made
     )
-    return integers and any(t.is_floating_point() for t in given)
+    depends = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)
+    if depends:
+        return indices or not made
+    return indices and any(t.is_floating_point() for t in given)
 
 
 class _Measured(SelectiveFrame):
@@ -331,6 +342,7 @@ def _timed_candidates(
             is_saved=run.is_saved,
             always=run.routes and run.nbytes * _ROUTING_SHARE <= info.nbytes,
             random=run.draws,
+            kept_bytes=run.kept_bytes,
             unmovable_reason="" if run.nbytes >= MIN_MOVABLE else f"under {MIN_MOVABLE} bytes",
         )
         for ordinal, (position, run) in enumerate(chosen)

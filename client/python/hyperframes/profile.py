@@ -56,6 +56,7 @@ class SelectiveStorage:
         position: of the operator among those of the block that count.
         op: "aten.mm.default".
         nbytes: of all its outputs that may move, each but the last padded to a slot.
+        kept_bytes: of its other outputs, which are too small to move.
         recompute_s: seconds that the operator takes.
         is_saved: the block saves it for backward too.
         always: saved whenever the block is SELECTIVE: what it decides must not be decided twice.
@@ -73,6 +74,7 @@ class SelectiveStorage:
     always: bool = False
     random: bool = False
     unmovable_reason: str = ""
+    kept_bytes: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         """SelectiveStorage of the wire."""
@@ -83,6 +85,7 @@ class SelectiveStorage:
             "is_saved": self.is_saved,
             "unmovable": bool(self.unmovable_reason),
             "always": self.always,
+            "kept_bytes": self.kept_bytes,
             "op": self.op,
         }
 

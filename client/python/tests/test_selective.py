@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from selective_models import (
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hyperframes as hf
+from cases.backends import BACKENDS
+from cases.selective_models import (
     WIDTH,
     Custom,
     Experts,
@@ -27,11 +32,6 @@ from selective_models import (
     stack,
     steps,
 )
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-
-import hyperframes as hf
-from cases.backends import BACKENDS
 from cases.small_gpt import DEVICE, assert_same, batch, gradients, loss_of, make_gpt, train
 from hyperframes import _measure_operators
 from hyperframes._backend import make_backend
@@ -123,7 +123,7 @@ def test_every_kind_of_block_gives_the_bits_of_the_plain_run(
         assert_same(plain, run(inside))
     stats = context.stats()
     assert stats["selective_blocks"] >= 2 * 2, [b.selective_reason for b in context._profile.blocks]
-    assert stats["selective_served"] > 2 * 2
+    assert stats["selective_served"] >= 2 * 2
     assert stats["selective_stale"] == stats["selective_diverged"] == 0
 
 
@@ -209,8 +209,9 @@ def test_micro_batches_accumulate_under_one_autocast(dtype: torch.dtype | None) 
 
 
 @pytest.mark.usefixtures("every_operator")
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "hidden view"])
 @pytest.mark.parametrize("tier", ["keep", "peer"])
-def test_an_output_that_is_changed_after_its_block_runs_again(tier: str) -> None:
+def test_an_output_that_is_changed_after_its_block_runs_again(tier: str, bias: bool) -> None:
     """Legal, for backward does not need it: so it must not become wrong, nor an error."""
 
     class Changing(Stack):
@@ -222,8 +223,8 @@ def test_an_output_that_is_changed_after_its_block_runs_again(tier: str) -> None
                 layer.left.mul_(3.0)
             return self.last(x)
 
-    plain = steps(Changing(Shares).to(DEVICE))
-    model = Changing(Shares).to(DEVICE)
+    plain = steps(Changing(lambda: Shares(bias)).to(DEVICE))
+    model = Changing(lambda: Shares(bias)).to(DEVICE)
     context = selective(model, tier)
     with context as inside, pytest.warns(UserWarning, match="was changed in place afterwards"):
         assert_same(plain, steps(inside))
@@ -335,13 +336,13 @@ def test_matrix_products_and_attention_are_found_by_measuring() -> None:
 def planned_profile(model: nn.Module) -> hf.Profile:
     """Times as on a GPU with long sequences, so that plans do not depend on this machine."""
     with _measure_operators.every_operator():
-        profile = hf.profile(model, sample())
+        profile = hf.profile(model, sample(), loss_fn=lambda y: y.square().mean())
     for block in profile.blocks:
-        block.forward_s, block.backward_s, block.transient_bytes = 1.0, 2.0, 0
+        block.forward_s, block.backward_s, block.transient_bytes = 0.02, 0.04, 0
         block.selective = [s for s in block.selective if "mm" in s.op or "attention" in s.op]
-        block.selective_base_s = 0.05
+        block.selective_base_s = 0.001
         for storage in block.selective:
-            storage.recompute_s = 0.6 if "attention" in storage.op else 0.1
+            storage.recompute_s = 0.012 if "attention" in storage.op else 0.002
         if not block.selective:
             block.keep_reason = block.keep_reason or "by order"
     return profile
@@ -355,7 +356,7 @@ def deep() -> nn.Module:
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", "2 x 1GiB")
+    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", "SIM-a-0=1GiB@host=5MB;SIM-a-1=1GiB")
 
 
 @pytest.mark.usefixtures("one_gpu")

@@ -102,7 +102,7 @@ class InPlace(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x).relu_()
         wide = self.b(h)
-        left, right = wide.chunk(2, dim=-1)
+        left, right = wide[..., : WIDTH // 2], wide[..., WIDTH // 2 :]
         left.mul_(0.5)
         right.add_(left)
         y = self.c(wide)
@@ -172,11 +172,14 @@ class Custom(nn.Module):
 
 
 class Shares(nn.Module):
-    """Leaves the output of an operator behind, that backward does not need."""
+    """Leaves the output of an operator behind, that backward does not need.
 
-    def __init__(self) -> None:
+    Without a bias it is a view whose version counter is not that of the operator's output.
+    """
+
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.a, self.b = nn.Linear(WIDTH, WIDTH, bias=bias), nn.Linear(WIDTH, WIDTH)
         self.left: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -209,7 +212,7 @@ class Secret(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
-        h.detach().data.add_(1.0)
+        h.detach().cpu().numpy()[...] += 1.0
         return x + self.b(F.gelu(h))
 
 
@@ -262,10 +265,6 @@ _KINDS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
     "view in place": _write_to_a_view,
     "split": lambda a, b, w: torch.cat(list(reversed((a @ w).chunk(2, dim=-1))), dim=-1),
     "sort": _two_outputs,
-    "transpose": lambda a, b, w: (
-        (a.transpose(1, 2) @ b).tanh().transpose(1, 2) @ b.transpose(1, 2) @ a
-        if a.shape[1] != a.shape[2]
-        else a
-    ),
+    "transpose": lambda a, b, w: a @ (b.transpose(1, 2) @ a).tanh() / WIDTH,
     "half": lambda a, b, w: (a.bfloat16() @ w.bfloat16()).float(),
 }
