@@ -101,6 +101,12 @@ class Paused(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.paused = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo is not at work where a mode of ours is: guarding against it would import it, and
+        double what the mode costs each operator."""
+        return False
+
     def outside(self, hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """The hook, unseen by the mode."""
 
