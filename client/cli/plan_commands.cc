@@ -67,10 +67,11 @@ void PrintLeases(const v1::FramePlan& plan, std::ostream* out) {
   table.Print(out);
 }
 
-// "4 keep, 2 peer": where a block's storages wait.
+// "4 keep, 2 peer": where a block's storages and its selected operators' outputs wait.
 std::string TierCounts(const v1::BlockDecision& block) {
   std::map<v1::Tier, int> counts;
   for (const v1::StorageDecision& storage : block.storages()) ++counts[storage.tier()];
+  for (const v1::StorageDecision& storage : block.selected()) ++counts[storage.tier()];
   return absl::StrJoin(counts, ", ", [](std::string* out, const auto& entry) {
     absl::StrAppend(out, entry.second, " ", TierText(entry.first));
   });

@@ -105,6 +105,7 @@ void PlaceStorages(const RankModel& model, const RankProblem& problem, const Ran
       if (storage.rank >= 0 && !waits) continue;
       StorageDecision where = PlaceOf(model, storage, choice.where[s], &ends);
       if (waits) plan->bytes_by_tier[static_cast<int>(where.tier)] += storage.bytes;
+      if (waits) plan->bytes_by_tier[static_cast<int>(Tier::kKeep)] += storage.stays;
       (storage.rank >= 0 ? decision.selected : decision.storages).push_back(std::move(where));
     }
     plan->recomputed_bytes += LoadOf(model, block, choice).remade;

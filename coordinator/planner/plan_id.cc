@@ -74,6 +74,7 @@ void AddRank(const RankProblem& rank, Hash* hash) {
       hash->Number((storage.is_saved ? 1 : 0) + (storage.movable ? 2 : 0) +
                    (storage.always ? 4 : 0));
       hash->Text(storage.op);
+      hash->Number(storage.kept_bytes);
     }
   }
 }

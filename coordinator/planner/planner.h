@@ -32,13 +32,14 @@ struct StorageProfile {
 
 // The outputs of one expensive operator of a block: saved, they spare running it again.
 struct SelectiveStorage {
-  int32_t ordinal = 0;  // In a space of its own.
-  Bytes bytes = 0;
+  int32_t ordinal = 0;       // In a space of its own.
+  Bytes bytes = 0;           // Of outputs that may move.
   absl::Duration recompute;  // What the operator takes.
   bool is_saved = false;     // Among BlockProfile::storages too: a SAVE would keep it for backward.
   bool movable = true;
   bool always = false;  // Saved whenever the block is SELECTIVE.
   std::string op;
+  Bytes kept_bytes = 0;  // Of outputs too small to move: they stay wherever the others go.
 };
 
 // A part of a block's backward: from where it first reads a storage until it reads the next one.

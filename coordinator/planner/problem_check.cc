@@ -66,6 +66,7 @@ absl::Status CheckSelective(const std::string& field, const BlockProfile& block)
     const std::string of = absl::StrCat(field, ".selective[", s, "]");
     const SelectiveStorage& storage = block.selective[s];
     HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".bytes"), storage.bytes));
+    HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".kept_bytes"), storage.kept_bytes));
     HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(of, ".recompute"), storage.recompute));
     HF_RETURN_IF_ERROR(CheckName(absl::StrCat(of, ".op"), storage.op));
     if (!ordinals.insert(storage.ordinal).second) {

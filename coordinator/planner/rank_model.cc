@@ -137,7 +137,7 @@ std::vector<SelectiveStorage> Ranked(std::vector<SelectiveStorage> storages) {
 // How many of the ranked storages it is worth to try saving: all, and up to where the time per byte
 // drops most. Attention is worth ten times a matrix product, and those much alike.
 std::vector<int> WorthTrying(const std::vector<SelectiveStorage>& ranked) {
-  constexpr size_t kMostDrops = 3;
+  constexpr size_t kMostDrops = 2;
   constexpr double kLeastShare = 0.1;  // Of the time that all together spare.
   double all = 0;
   for (const SelectiveStorage& storage : ranked) all += absl::ToDoubleSeconds(storage.recompute);
@@ -168,6 +168,7 @@ void AddSelective(const BlockProfile& profile, ModelBlock* block) {
     storage.rank = static_cast<int>(k);
     storage.is_saved = from.is_saved;
     storage.ordinal = from.ordinal;
+    storage.stays = from.kept_bytes;
     block->storages.push_back(storage);
   }
   block->selective_s.assign(ranked.size() + 1, absl::ToDoubleSeconds(profile.selective_base));

@@ -249,8 +249,9 @@ BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockCho
   for (size_t s = 0; s < block.storages.size(); ++s) {
     const ModelStorage& storage = block.storages[s];
     if (!Waits(block, choice, s)) continue;
-    if (storage.rank >= 0) selected += storage.bytes;
-    if (storage.rank >= 0 && !storage.is_saved) beyond += storage.bytes;
+    if (storage.rank >= 0) selected += storage.bytes + storage.stays;
+    if (storage.rank >= 0 && !storage.is_saved) beyond += storage.bytes + storage.stays;
+    load.kept += storage.stays;
     if (choice.where[s] == kKept) {
       load.kept += storage.bytes;
       continue;

@@ -58,6 +58,7 @@ struct ModelStorage {
   int rank = -1;
   bool is_saved = false;  // Of rank >= 0: among the storages of the profile too.
   int32_t ordinal = 0;    // In the profile's list that it comes from.
+  Bytes stays = 0;        // Of rank >= 0: on this GPU wherever it goes.
   // Index of the phase of backward that first reads it; kNeverRead: it is there to the end.
   int read_at = kNeverRead;
 };

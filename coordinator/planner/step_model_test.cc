@@ -80,6 +80,27 @@ TEST(StepModel, RecomputeKeepsInputsAndMakesTheRestAgain) {
   EXPECT_EQ(moved.activation_peak, 400 + 100 + 100);  // Block, stash, prefetch.
 }
 
+TEST(StepModel, SelectiveKeepsWhatItSavesAndRunsTheRestAgain) {
+  RankModel model = ThreeBlocks();
+  for (ModelBlock& block : model.blocks) {
+    // An operator whose output of 60 bytes backward needs, and one of 40 that it does not.
+    block.storages.push_back({60, false, true, /*rank=*/0, /*is_saved=*/true});
+    block.storages.push_back({40, false, true, /*rank=*/1, /*is_saved=*/false});
+    block.selective_s = {0, 0.5, 0.25};
+  }
+  const BlockChoice first = {true, {kKept, kKept, kKept, kKept}, 1};
+  const StepResult one = Step(model, {first, first, first}, 0);
+  EXPECT_DOUBLE_EQ(one.recompute_s, 1.5);
+  EXPECT_EQ(one.activation_peak, 160 + 160 + 400);
+  const BlockChoice both = {true, {kKept, kKept, kKept, kKept}, 2};
+  const StepResult two = Step(model, {both, both, both}, 0);
+  EXPECT_DOUBLE_EQ(two.recompute_s, 0.75);
+  EXPECT_EQ(two.activation_peak, 200 + 200 + 440);
+  // All of it moved: a block with all that backward needs and the 40 besides, stash and prefetch.
+  const BlockChoice moved = {true, {0, kKept, 0, 0}, 2};
+  EXPECT_EQ(Step(model, {moved, moved, moved}, 100).activation_peak, 440 + 100 + 100);
+}
+
 TEST(StepModel, TransientBytesCountInTheTotalOnly) {
   RankModel model = ThreeBlocks();
   model.blocks[1].transient = 1000;

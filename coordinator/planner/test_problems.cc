@@ -105,4 +105,50 @@ PlanProblem Tiny(unsigned seed, int blocks) {
   return problem;
 }
 
+PlanProblem LongSequence(int layers) {
+  PlanProblem problem = Transformer(layers, 1);
+  for (BlockProfile& block : problem.ranks[0].blocks) {
+    if (!block.recomputable) continue;
+    block.forward = absl::Milliseconds(33);
+    block.backward = absl::Milliseconds(66);
+    block.storages.clear();
+    // Input, norms, queries to values, attention's output, gate, up, and what the MLP makes of
+    // them.
+    const Bytes sizes[] = {4, 8, 4, 6, 4, 8, 4, 11, 11, 10};
+    for (int s = 0; s < 10; ++s) block.storages.push_back(Storage(s, sizes[s] * kMiB, s == 0));
+    block.selective = {
+        {0, 6 * kMiB, absl::Microseconds(2400), true, true, false, "aten.mm.default"},
+        {1, 4 * kMiB, absl::Milliseconds(17), true, true, false, "aten.attention.default"},
+        {2, 4 * kMiB, absl::Microseconds(1600), false, true, false, "aten.mm.default"},
+        {3, 11 * kMiB, absl::Microseconds(4200), true, true, false, "aten.mm.default"},
+        {4, 11 * kMiB, absl::Microseconds(4200), true, true, false, "aten.mm.default"}};
+    block.selective_base = absl::Microseconds(3800);
+  }
+  return problem;
+}
+
+PlanProblem TinySelective(unsigned seed, int blocks) {
+  PlanProblem problem = Tiny(seed, blocks);
+  std::mt19937 random(seed + 1000);
+  const auto draw = [&random](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  for (BlockProfile& block : problem.ranks[0].blocks) {
+    block.storages.resize(1);
+    block.storages.push_back(Storage(1, draw(4, 16) * kMiB, false));
+    const double forward_s = absl::ToDoubleSeconds(block.forward);
+    double left = 0.9;
+    const int operators = draw(1, 2);
+    for (int o = 0; o < operators; ++o) {
+      const double share = left * draw(20, 80) / 100;
+      left -= share;
+      block.selective.push_back({o, draw(1, 8) * kMiB + draw(0, 700),
+                                 absl::Seconds(forward_s * share), draw(0, 1) > 0, draw(0, 9) > 0,
+                                 false, "aten.mm.default", draw(0, 1) * 2048});
+    }
+    block.selective_base = absl::Seconds(forward_s * left);
+  }
+  return problem;
+}
+
 }  // namespace hyperframes

@@ -60,6 +60,8 @@ absl::StatusOr<SelectiveStorage> SelectiveFromProto(const v1::SelectiveStorage& 
   storage.movable = !message.unmovable();
   storage.always = message.always();
   storage.op = message.op();
+  HF_RETURN_IF_ERROR(CheckWireBytes(absl::StrCat(field, ".kept_bytes"), message.kept_bytes()));
+  storage.kept_bytes = message.kept_bytes();
   return storage;
 }
 
@@ -72,6 +74,7 @@ v1::SelectiveStorage SelectiveToProto(const SelectiveStorage& storage) {
   message.set_unmovable(!storage.movable);
   message.set_always(storage.always);
   message.set_op(storage.op);
+  message.set_kept_bytes(storage.kept_bytes);
   return message;
 }
 

@@ -90,7 +90,7 @@ def test_t22_compiled_blocks_are_bit_equal_and_run_compiled(
 
 
 def test_t22_what_a_compiled_block_saves_is_moved(way: Any) -> None:
-    model, counting = compiled_gpt(way)
+    model, _counting = compiled_gpt(way)
     backend = default_backend(peer)
     profile = profiled(model)
     saved = [s for s in profile.block("blocks.1").storages if not s.unmovable_reason]

@@ -17,20 +17,27 @@ from torch import nn
 
 from ._backend import EmbeddedBackend
 from ._blocks import discover_blocks
-from ._check_report import DIFFERENT, EQUAL, ERROR, CheckReport, CheckRun, Culprit
+from ._check_report import (
+    DIFFERENT,
+    EQUAL,
+    ERROR,
+    CheckReport,
+    CheckRun,
+    Culprit,
+    remedy_for,
+)
 from ._config import mode
 from ._engine import Backend
 from ._forced import (
     HOST,
-    OVERLAP,
     PEER,
-    PREFETCH,
     RECOMPUTE,
     ForcedBackend,
     arrangements,
     available,
 )
 from ._group import world_size
+from ._measure_operators import every_operator
 from ._preserve import Fingerprint, Preserved, first_difference, gradients_of
 from ._profiler import _autocast, as_arguments, model_device, profile
 from ._progress import Progress, progress
@@ -185,10 +192,11 @@ class _Bench:
     def measure(self) -> Profile:
         """hf.profile from the state in which every run starts."""
         self._begin("profile")
-        return profile(
-            self.root, self.sample_input, dtype=self.dtype, loss_fn=self.loss_fn,
-            blocks=list(self.blocks), allow_checkpointing=self.allow_checkpointing,
-        )  # fmt: skip
+        with every_operator():
+            return profile(
+                self.root, self.sample_input, dtype=self.dtype, loss_fn=self.loss_fn,
+                blocks=list(self.blocks), allow_checkpointing=self.allow_checkpointing,
+            )  # fmt: skip
 
     def _begin(self, what: str) -> None:
         self.preserved.rewind()
@@ -393,7 +401,7 @@ class _Check:
         last = self._try(f"{' and '.join(few)}, {_some(where)}", few, where)
         feature = self._feature(few, where)
         part = self._part(few, where)
-        remedy = _remedy(list(_MOVERS) if feature == _OFFLOAD else few, part)
+        remedy = remedy_for(list(_MOVERS) if feature == _OFFLOAD else few, part)
         why = last.detail or "results differ"
         if part is not None:
             return Culprit(feature, part.name, ", ".join(where[:3]), why, remedy)
@@ -473,19 +481,6 @@ class _Check:
             part = "state that changes between forward and backward"
             return Culprit(feature, part, block, why, remedy)
         return Culprit(feature, "the block's own code", block, why, remedy)
-
-
-def _remedy(few: list[str], part: Suspect | None) -> str:
-    words = {PEER: "peer", HOST: "host", RECOMPUTE: "recompute"}
-    forbid = [words[feature] for feature in few if feature in words]
-    also = f"leave the feature out with forbid={forbid!r}" if forbid else "report this text"
-    if part is not None:
-        return f"make it do in backward what it did in forward, take it out, or {also}."
-    if RECOMPUTE in few:
-        return f"keep such state in the block's arguments or buffers, or {also}."
-    if PREFETCH in few or OVERLAP in few:
-        return "an error of HyperFrames rather than of the model: report it with this text."
-    return f"change a clone of what was saved, or {also}."
 
 
 def _some(blocks: list[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ._forced import HOST, OVERLAP, PEER, PREFETCH, RECOMPUTE, SELECTIVE
+
 EQUAL, DIFFERENT, ERROR = "equal", "different", "error"
 _LONGEST = 300
 
@@ -84,3 +86,17 @@ class CheckReport:
         else:
             lines.append("OK: losses and gradients are the plain run's, to the last bit.")
         return "\n".join(lines)
+
+
+def remedy_for(few: list[str], part: object) -> str:
+    """What to change, where these features conflict with the model (with that part of it)."""
+    words = {PEER: "peer", HOST: "host", RECOMPUTE: "recompute", SELECTIVE: SELECTIVE}
+    forbid = [words[f] for f in few if f in words and (f != RECOMPUTE or SELECTIVE not in few)]
+    also = f"leave the feature out with forbid={forbid!r}" if forbid else "report this text"
+    if part is not None:
+        return f"make it do in backward what it did in forward, take it out, or {also}."
+    if RECOMPUTE in few:
+        return f"keep such state in the block's arguments or buffers, or {also}."
+    if PREFETCH in few or OVERLAP in few:
+        return "an error of HyperFrames rather than of the model: report it with this text."
+    return f"change a clone of what was saved, or {also}."

@@ -10,13 +10,15 @@ from ._observe import ObservedEngine, Recorder
 
 PEER, HOST, RECOMPUTE = "peer offload", "host offload", "recompute"
 PREFETCH, OVERLAP = "prefetch", "overlapped copies"
-FEATURES = (RECOMPUTE, PEER, HOST, PREFETCH, OVERLAP)
+SELECTIVE = "selective"  # A way of recomputing: off where RECOMPUTE is.
+FEATURES = (RECOMPUTE, SELECTIVE, PEER, HOST, PREFETCH, OVERLAP)
 
 _ALIGNMENT = 512
 _STASH, _AHEAD = 64 << 20, 64 << 20  # Bytes under way out and back.
 
 # How the features that are on are used: each run shows one of these.
-MAKE_AGAIN, MOVE, MOVE_AT_ONCE = "recompute", "move", "move at once"
+MAKE_AGAIN, MAKE_CHEAP_AGAIN = "recompute", "selective"
+MOVE, MOVE_AT_ONCE = "move", "move at once"
 
 
 def arrangements(features: Set[str]) -> list[str]:
@@ -26,6 +28,8 @@ def arrangements(features: Set[str]) -> list[str]:
     back; copies made at once read it before for certain.
     """
     found = [MAKE_AGAIN] if RECOMPUTE in features else []
+    if found and SELECTIVE in features:
+        found.append(MAKE_CHEAP_AGAIN)
     if PEER in features or HOST in features:
         found += [MOVE, MOVE_AT_ONCE] if OVERLAP in features else [MOVE_AT_ONCE]
     return found or [MOVE_AT_ONCE]
@@ -54,13 +58,13 @@ class ForcedBackend:
     """Everything that can be moved or recomputed is, in the given blocks and by the given features.
 
     Args:
-        blocks: their names; others keep everything.
+        blocks: their names; others keep everything. None: all.
     """
 
     plans_once = False
 
     def __init__(
-        self, backend: Backend, features: Set[str], blocks: Set[str], arrangement: str
+        self, backend: Backend, features: Set[str], blocks: Set[str] | None, arrangement: str
     ) -> None:
         self._backend = backend
         self._features = features
@@ -92,28 +96,40 @@ class ForcedBackend:
         rank = {
             "rank": rank_problem.get("rank", 0), "blocks": blocks, "leases": leases,
             "activation_bytes": total, "predicted_activation_peak": total,
-            "stash_limit": _STASH if self._arrangement == MOVE else 0, "prefetch_limit": _AHEAD,
+            "stash_limit": 0 if self._arrangement == MOVE_AT_ONCE else _STASH,
+            "prefetch_limit": _AHEAD,
         }  # fmt: skip
         return {"id": "forced", "ranks": [rank]}
 
     def _block(self, block: dict[str, Any], needs: dict[tuple[str, str], int]) -> dict[str, Any]:
-        chosen = str(block["name"]).partition("#")[0] in self._blocks
-        again = chosen and self._arrangement == MAKE_AGAIN and not block["not_recomputable"]
-        storages = []
-        for storage in block["storages"]:
-            waits = storage["is_input"] if self._arrangement == MAKE_AGAIN else True
-            tier, device = "TIER_KEEP", ""
-            fixed = storage["unmovable"] or storage.get("unstable")
-            if chosen and waits and not fixed and self._tiers:
-                tier, device, _ = self._tiers[storage["ordinal"] % len(self._tiers)]
-                room = -(-int(storage["bytes"]) // _ALIGNMENT) * _ALIGNMENT
-                needs[tier, device] = needs.get((tier, device), 0) + room
-            storages.append(
-                {"ordinal": storage["ordinal"], "tier": tier, "device": device,
-                 "preferred_offset": "-1"}
-            )  # fmt: skip
-        policy = "POLICY_RECOMPUTE" if again else "POLICY_SAVE"
-        return {"name": block["name"], "policy": policy, "storages": storages, "reason": "forced"}
+        name = str(block["name"])
+        chosen = self._blocks is None or name.partition("#")[0] in self._blocks
+        again = self._arrangement in (MAKE_AGAIN, MAKE_CHEAP_AGAIN)
+        storages = [
+            self._decision(storage, chosen and (storage["is_input"] or not again), needs)
+            for storage in block["storages"]
+        ]
+        decided = {"name": name, "policy": "POLICY_SAVE", "storages": storages, "reason": "forced"}
+        if not chosen or not again or block["not_recomputable"]:
+            return decided
+        decided["policy"] = "POLICY_RECOMPUTE"
+        if self._arrangement == MAKE_CHEAP_AGAIN and block["selective"]:
+            decided["policy"] = "POLICY_SELECTIVE"
+            decided["selected"] = [self._decision(s, True, needs) for s in block["selective"]]
+        return decided
+
+    def _decision(
+        self, storage: dict[str, Any], moves: bool, needs: dict[tuple[str, str], int]
+    ) -> dict[str, Any]:
+        tier, device = "TIER_KEEP", ""
+        fixed = storage["unmovable"] or storage.get("unstable")
+        if moves and not fixed and self._tiers:
+            tier, device, _ = self._tiers[storage["ordinal"] % len(self._tiers)]
+            room = -(-int(storage["bytes"]) // _ALIGNMENT) * _ALIGNMENT
+            needs[tier, device] = needs.get((tier, device), 0) + room
+        return {
+            "ordinal": storage["ordinal"], "tier": tier, "device": device, "preferred_offset": "-1",
+        }  # fmt: skip
 
     def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> Engine:
         engine = self._backend.open_engine(plan, options)
@@ -123,6 +139,18 @@ class ForcedBackend:
 
     def close(self) -> None:
         self._backend.close()
+
+
+def forced_selective(backend: Backend, tier: str, blocks: Set[str] | None = None) -> ForcedBackend:
+    """Every block SELECTIVE with all of its expensive outputs saved: for benchmarks and tests.
+
+    Args:
+        tier: "keep", "peer" or "host", of the outputs and the blocks' inputs.
+        blocks: their names; None: all.
+    """
+    mover = {"keep": set(), "peer": {PEER}, "host": {HOST}}[tier]
+    features = {RECOMPUTE, SELECTIVE, PREFETCH, OVERLAP} | mover
+    return ForcedBackend(backend, features, blocks, MAKE_CHEAP_AGAIN)
 
 
 class LimitedEngine(ObservedEngine):

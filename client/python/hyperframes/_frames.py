@@ -14,11 +14,10 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from ._blocks import Record
 from ._engine import TIER_NAMES, Engine
 from ._inflight import ForwardToken
 from ._meter import observe_everywhere
@@ -224,6 +223,14 @@ class Moved:
         return tensor
 
 
+class Origin(Protocol):
+    """Where a storage comes from, as far as moving it goes. A ledger's record is one."""
+
+    block: str
+    ordinal: int
+    entry: Any  # A weak reference to the frame entry, owned here.
+
+
 class FrameStore:
     """The moved storages of one session, their sources under way, and their reload buffers."""
 
@@ -247,7 +254,7 @@ class FrameStore:
     def move(
         self,
         tensor: torch.Tensor,
-        record: Record,
+        record: Origin,
         *,
         micro_batch: int,
         block_index: int,

@@ -2,8 +2,8 @@
 
 The block's forward runs once more with every operator timed. What takes much longer than its output
 takes to copy is a candidate. Then the block is tried: a forward that puts the candidates' outputs
-away, and a recomputation that is handed them back. What it saves for backward is compared bit by bit
-with what the forward saved: a block that does not stand it is never SELECTIVE, whatever the reason.
+away, and a recomputation that is handed them back. What it saves is compared bit by bit with what
+the forward saved: a block that does not stand it is never SELECTIVE.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from ._blocks import MIN_MOVABLE
 from ._engine import KEEP
 from ._frames import describe_tensor, version_probe
-from ._operators import communicates, is_pure, shared_versions, tensors_in
+from ._operators import communicates, is_pure, shared_versions, tensors_in, written_by
 from ._selective import (
     Catching,
     SelectiveCounts,
@@ -40,7 +40,7 @@ from .profile import BlockInfo, SelectiveStorage
 # a copy. Additions take 1.5 of them, the parts of a norm up to 3, a matrix product of 4096 wide
 # operands over 10, attention hundreds.
 CHEAP_PASSES = 4.0
-_MOST_CANDIDATES = 32
+MOST_CANDIDATES = 32
 _QUEUE_AHEAD_CYCLES = 40_000_000  # About 25 ms of a GPU: the processor gets ahead of it.
 _ROUTING_SHARE = 16  # Data-dependent outputs are always saved up to this part of a block's bytes.
 _FINGERPRINT_PARTS = 64
@@ -48,6 +48,21 @@ _COPIES = 3
 _REPEATS = 2  # Each operator's time is the least of so many.
 _LARGEST_COPY = 64 << 20
 _LONGEST_REASON = 160
+
+
+_cheap_passes, _most_candidates = CHEAP_PASSES, MOST_CANDIDATES
+
+
+@contextlib.contextmanager
+def every_operator() -> Iterator[None]:
+    """What operators take does not matter inside: every output that may be saved is a candidate."""
+    global _cheap_passes, _most_candidates
+    before = _cheap_passes, _most_candidates
+    _cheap_passes, _most_candidates = 0.0, sys.maxsize
+    try:
+        yield
+    finally:
+        _cheap_passes, _most_candidates = before
 
 
 @dataclass
@@ -59,6 +74,7 @@ class _Run:
     marks: Any = None  # CUDA events around it.
     may_be_saved: bool = False
     nbytes: int = 0
+    kept_bytes: int = 0
     largest: dict[str, Any] = field(default_factory=dict)  # dtype and shape.
     probes: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # Version counters.
     is_saved: bool = False
@@ -66,7 +82,7 @@ class _Run:
     draws: bool = False
 
 
-class _Timing(Catching):
+class _Timing(Catching):  # type: ignore[no-untyped-call]
     """Times every operator. Holds nothing of what they return but their version counters."""
 
     def __init__(self, block: str, device: torch.device) -> None:
@@ -79,6 +95,10 @@ class _Timing(Catching):
     def operator(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         self.communicates = self.communicates or communicates(func)
         run = _Run(func)
+        for tensor in written_by(func, args, kwargs):
+            changed = self._maker(tensor)
+            if changed is not None:
+                changed.may_be_saved = False
         before = random_state(self._device) if _may_draw(func) else None
         with self._timed(run):
             output = func(*args, **kwargs)
@@ -98,7 +118,9 @@ class _Timing(Catching):
         return output
 
     def _look_at(self, run: _Run, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        sizes = [tensor.untyped_storage().nbytes() for tensor in made]
         run.nbytes = padded_bytes(made)
+        run.kept_bytes = sum(size for size in sizes if size < MIN_MOVABLE)
         run.routes = _routes(run.func, given, made)
         if made:
             run.largest = describe_tensor(max(made, key=lambda t: t.untyped_storage().nbytes()))
@@ -110,16 +132,19 @@ class _Timing(Catching):
 
     def saved(self, tensor: torch.Tensor) -> None:
         """Autograd saves this tensor now."""
-        if tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            found = self._made.get(storage._cdata)
-            if found is not None and found[0]() is storage:
-                found[1].is_saved = True
+        run = self._maker(tensor) if tensor.layout is torch.strided else None
+        if run is not None:
+            run.is_saved = True
+
+    def _maker(self, tensor: torch.Tensor) -> _Run | None:
+        storage = tensor.untyped_storage()
+        found = self._made.get(storage._cdata)
+        return found[1] if found is not None and found[0]() is storage else None
 
     @contextlib.contextmanager
     def _timed(self, run: _Run) -> Iterator[None]:
         if self._device.type == "cuda":
-            run.marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            run.marks = [_event(), _event()]
             run.marks[0].record()
             yield
             run.marks[1].record()
@@ -134,6 +159,10 @@ class _Timing(Catching):
             torch.cuda.synchronize(self._device)
             for run in self.runs:
                 run.seconds = run.marks[0].elapsed_time(run.marks[1]) / 1e3
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _may_draw(func: Any) -> bool:
@@ -153,13 +182,14 @@ def _are_new(made: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
 
 def _routes(func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
     """Indices that depend on values: another rounding would send a token to another expert."""
-    if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags):
-        return True
-    integers = any(
+    indices = any(
         not (t.is_floating_point() or t.is_complex()) and t.dtype not in (torch.bool, torch.uint8)
         for t in made
     )
-    return integers and any(t.is_floating_point() for t in given)
+    depends = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)
+    if depends:
+        return indices or not made
+    return indices and any(t.is_floating_point() for t in given)
 
 
 class _Measured(SelectiveFrame):
@@ -168,7 +198,7 @@ class _Measured(SelectiveFrame):
     needed = 0  # Operators that ran before the last tensor was saved: the others never run again.
 
     def __init__(self, timing: _Timing, *arguments: Any) -> None:
-        super().__init__(*arguments, timing, SelectiveCounts())
+        super().__init__(*(*arguments, timing, SelectiveCounts()))
         self._timing = timing
 
     def _pack(self, tensor: torch.Tensor) -> Any:
@@ -276,24 +306,27 @@ def _timed_candidates(
     arguments: Callable[[], tuple[Any, Any]],
     device: torch.device,
 ) -> list[SelectiveStorage]:
-    timing: _Timing
-    for repeat in range(_REPEATS):
-        earlier = timing.runs if repeat else []
+    earlier: list[_Run] = []
+    for _ in range(_REPEATS):
         timing = _Timing(info.name, device)
         given = arguments()
         frame = _Measured(timing, info.name, module, forward, *given, device, _nothing)
         if device.type == "cuda":
-            torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)
+            torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         frame.run(*given)
         timing.finish()
         for run, before in zip(timing.runs, earlier, strict=False):
             if run.func is before.func:
                 run.seconds = min(run.seconds, before.seconds)
+        earlier = timing.runs
     if timing.communicates:
         info.selective_reason = "it communicates with other ranks"
         return []
-    runs = [(position, run) for position, run in enumerate(timing.runs[: frame.needed])
-            if run.may_be_saved and all(p._version == version for p, version in run.probes)]  # fmt: skip
+    runs = [
+        (position, run)
+        for position, run in enumerate(timing.runs[: frame.needed])
+        if run.may_be_saved and all(probe._version == now for probe, now in run.probes)
+    ]
     chosen = _expensive(runs, info.nbytes, device)
     if not chosen:
         info.selective_reason = "no operator takes much longer than its output takes to copy"
@@ -309,6 +342,7 @@ def _timed_candidates(
             is_saved=run.is_saved,
             always=run.routes and run.nbytes * _ROUTING_SHARE <= info.nbytes,
             random=run.draws,
+            kept_bytes=run.kept_bytes,
             unmovable_reason="" if run.nbytes >= MIN_MOVABLE else f"under {MIN_MOVABLE} bytes",
         )
         for ordinal, (position, run) in enumerate(chosen)
@@ -334,11 +368,11 @@ def _expensive(
             return True
         if run.nbytes < MIN_MOVABLE:
             return False
-        return run.seconds > CHEAP_PASSES * (least + run.nbytes * per_byte)
+        return run.seconds > _cheap_passes * (least + run.nbytes * per_byte)
 
     found = [(position, run) for position, run in runs if is_expensive(run)]
     found.sort(key=lambda item: (not item[1].routes, -item[1].seconds))
-    return sorted(found[:_MOST_CANDIDATES], key=lambda item: item[0])
+    return sorted(found[:_most_candidates], key=lambda item: item[0])
 
 
 def _copy_seconds(nbytes: int, device: torch.device) -> float:
@@ -369,7 +403,7 @@ def _tried(
     device: torch.device,
     found: list[SelectiveStorage],
 ) -> float:
-    """Seconds of a recomputation with all of ``found`` handed back. Raises where its bits differ."""
+    """Seconds of a recomputation with all of ``found`` handed back. Raises where bits differ."""
     choices = {s.position: Choice(s.ordinal, s.op, s.nbytes, KEEP, "", -1, s.random) for s in found}
     counts = SelectiveCounts()
     mode = Catching(info.name, choices, Shelf(None, device, 0, 0, None), counts)

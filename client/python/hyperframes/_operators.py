@@ -26,8 +26,12 @@ _UNCOUNTED = frozenset(
     )
 )  # fmt: skip
 
+# Its result shares its argument's storage without its version counter, and without saying so.
+HIDDEN_VIEW = torch.ops.aten._unsafe_view.default
+
 _counted: dict[Any, bool] = {}
 _pure: dict[Any, bool] = {}
+_written: dict[Any, list[tuple[int, str]]] = {}
 
 
 def counts(function: Any) -> bool:
@@ -49,6 +53,21 @@ def is_pure(function: Any) -> bool:
         schema = function._schema
         known = _pure[function] = not schema.is_mutable and not _aliases(schema)
     return known
+
+
+def written_by(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among its arguments whose bytes it changes."""
+    where = _written.get(function)
+    if where is None:
+        where = _written[function] = [
+            (index, argument.name)
+            for index, argument in enumerate(function._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+    if not where:
+        return []
+    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in where]
+    return [tensor for tensor in tensors_in(given) if tensor.layout is torch.strided]
 
 
 def _aliases(schema: Any) -> bool:
@@ -81,6 +100,12 @@ class Paused(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paused = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo is not at work where a mode of ours is: guarding against it would import it, and
+        double what the mode costs each operator."""
+        return False
 
     def outside(self, hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """The hook, unseen by the mode."""

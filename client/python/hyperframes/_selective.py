@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,22 +24,23 @@ from torch.utils import _pytree
 
 from ._blocks import MIN_MOVABLE
 from ._engine import KEEP
-from ._frames import FrameStore, Kept, Moved
+from ._frames import FrameStore, Kept, Moved, version_probe
 from ._inflight import ForwardToken
 from ._meter import observe_everywhere, passing_hooks
-from ._operators import Paused, shared_versions, tensors_in
+from ._operators import HIDDEN_VIEW, Paused, shared_versions, tensors_in, written_by
 from ._recompute import EnoughError, RecomputeFrame, unpack_holder
 from .plan import Choice
 
 # Where the ordinals of operators' outputs begin: those of saved tensors count from 0.
 FIRST_ORDINAL = 1 << 20
-_MOST_OUTPUTS = 8
+_MOST_OUTPUTS = 16
 _ALIGNMENT = 512
 _MOST_WARNINGS = 8
-_warned: set[tuple[str, str]] = set()
+_CHANGED = "an output that was put away was changed in place afterwards"
+_DIVERGED = "its operators were others than in forward when it ran again"
 
 
-class Origin:
+class Output:
     """The place of one output in its block, for the engine."""
 
     __slots__ = ("block", "entry", "ordinal")
@@ -52,16 +54,17 @@ class Origin:
 class Caught:
     """What one operator returned, put away."""
 
-    __slots__ = ("items", "random_state", "spec")
+    __slots__ = ("items", "probes", "random_state", "spec")
 
     def __init__(self, items: list[Any], spec: Any, random_state: Any) -> None:
         self.items = items  # Kept, Moved, or what was no tensor.
         self.spec = spec
         self.random_state = random_state
+        self.probes: list[tuple[torch.Tensor, int]] = []  # Version counters of its hidden views.
 
     def is_stale(self) -> bool:
         """An output was changed in place since: this is no longer what the operator returned."""
-        return any(
+        return any(probe._version != version for probe, version in self.probes) or any(
             item.tensor._version != item.version
             if isinstance(item, Kept)
             else isinstance(item, Moved) and item.probe._version != item.version
@@ -119,7 +122,7 @@ class Shelf(NamedTuple):
             ordinal = FIRST_ORDINAL + choice.ordinal * _MOST_OUTPUTS + index % _MOST_OUTPUTS
             moved = self.store.move(
                 tensor,
-                Origin(block, ordinal),
+                Output(block, ordinal),
                 micro_batch=self.micro_batch,
                 block_index=self.block_index,
                 tier=choice.tier,
@@ -166,18 +169,21 @@ class SelectiveCounts:
     unlike_profile: int = 0  # Other operators or sizes than planned for.
     diverged: int = 0  # Recomputations that took another path than their forward.
 
+    def __post_init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
 
-def _say(block: str, reason: str) -> None:
-    if (block, reason) not in _warned and len(_warned) < _MOST_WARNINGS:
-        _warned.add((block, reason))
-        warnings.warn(
-            f"HyperFrames: block {block} is SELECTIVE, but {reason}: what is affected runs again "
-            "in backward instead. Results are the same; steps take longer than planned.",
-            stacklevel=2,
-        )
+    def say(self, block: str, reason: str) -> None:
+        """Once for each, and not often."""
+        if (block, reason) not in self._said and len(self._said) < _MOST_WARNINGS:
+            self._said.add((block, reason))
+            warnings.warn(
+                f"HyperFrames: block {block} is SELECTIVE, but {reason}: what is affected runs "
+                "again in backward instead. Results are the same; steps take longer than planned.",
+                stacklevel=2,
+            )
 
 
-class Catching(Paused):
+class Catching(Paused):  # type: ignore[no-untyped-call]
     """Forward: puts the outputs of the chosen operators away."""
 
     def __init__(
@@ -186,24 +192,53 @@ class Catching(Paused):
         super().__init__()
         self.sequence: list[Any] = []
         self.caught: dict[int, Caught] = {}
+        # Storages of what was caught: who writes to one, by whatever view, makes it stale.
+        self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._block = block
         self._choices = choices
         self._shelf = shelf
         self._counts = counts
 
     def operator(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if self._storages:
+            for tensor in written_by(func, args, kwargs):
+                self._forget(tensor.untyped_storage())
         output = func(*args, **kwargs)
         position = len(self.sequence)
         self.sequence.append(func)
+        if func is HIDDEN_VIEW:
+            self._watch(output)
         choice = self._choices.get(position)
         if choice is not None:
             caught = self._put(choice, func, output)
             if caught is None:
                 self._counts.unlike_profile += 1
-                _say(self._block, f"its operator {position} was not {choice.op} as profiled")
+                why = f"its operator {position} was not {choice.op} as profiled"
+                self._counts.say(self._block, why)
             else:
                 self.caught[position] = caught
+                for tensor in tensors_in(output):
+                    storage = tensor.untyped_storage()
+                    self._storages[storage._cdata] = weakref.ref(storage), position
         return output
+
+    def _position(self, storage: torch.UntypedStorage) -> int | None:
+        known = self._storages.get(storage._cdata)
+        return known[1] if known is not None and known[0]() is storage else None
+
+    def _forget(self, storage: torch.UntypedStorage) -> None:
+        """Somebody is about to write to it."""
+        position = self._position(storage)
+        if position is not None and self.caught.pop(position, None) is not None:
+            self._counts.stale += 1
+            self._counts.say(self._block, _CHANGED)
+
+    def _watch(self, view: torch.Tensor) -> None:
+        position = self._position(view.untyped_storage())
+        caught = self.caught.get(position) if position is not None else None
+        if caught is not None:
+            with shared_versions():
+                caught.probes.append((version_probe(view), view._version))
 
     def _put(self, choice: Choice, func: Any, output: Any) -> Caught | None:
         if str(func) != choice.op or padded_bytes(output) > choice.nbytes:
@@ -222,7 +257,7 @@ def padded_bytes(output: Any) -> int:
     return total
 
 
-class Serving(Paused):
+class Serving(Paused):  # type: ignore[no-untyped-call]
     """Backward: hands back what was put away, as long as the operators are those of the forward."""
 
     def __init__(
@@ -299,6 +334,6 @@ class SelectiveFrame(RecomputeFrame):
         self._counts.stale += mode.stale
         self._counts.diverged += mode.diverged
         if mode.stale:
-            _say(self.name, "an output that was put away was changed in place afterwards")
+            self._counts.say(self.name, _CHANGED)
         if mode.diverged:
-            _say(self.name, "its operators were others than in forward when it ran again")
+            self._counts.say(self.name, _DIVERGED)

@@ -30,11 +30,12 @@ class Choice(NamedTuple):
 
     ordinal: int
     op: str
-    nbytes: int  # At most; more is not what was planned.
+    nbytes: int  # At most; more is not what was planned. Without outputs too small to move.
     tier: int
     device: str
     preferred_offset: int
     random: bool
+    kept_bytes: int = 0
 
 
 def read_tier(value: Any) -> int:
@@ -131,6 +132,7 @@ class Plan:
                     waiting[decision.tier] += decision.nbytes
             for choice in self.selected.get(block, {}).values():
                 waiting[choice.tier] += choice.nbytes
+                waiting[KEEP] += choice.kept_bytes
             again = max(0, again - self.saved_again.get(block, 0))
             word = policy.removeprefix("POLICY_").lower()
             lines.append(
@@ -193,6 +195,7 @@ def _read_selected(plan: Plan, profile: Profile, name: str, selected: Any) -> No
             str(decision.get("device", "")),
             int(decision.get("preferred_offset", -1)),
             storage.random,
+            storage.kept_bytes,
         )
         if storage.is_saved:
             plan.saved_again[name] = plan.saved_again.get(name, 0) + storage.nbytes

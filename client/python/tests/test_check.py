@@ -435,9 +435,12 @@ def test_each_feature_is_at_work_in_the_run_that_shows_it() -> None:
         assert check(Stack()).ok
     finally:
         hf.Session.__exit__ = original  # type: ignore[method-assign]
-    again, moved, at_once = bench_report[3:]
+    again, cheap, moved, at_once = bench_report[4:]
     # The first block's input stays, for the caller holds it.
     assert again["recomputed_blocks"] == 4 * 2
+    # The first layer has no operator that a recomputation needs.
+    assert cheap["recomputed_blocks"] == 4 * 2 and cheap["selective_blocks"] == 3 * 2
+    assert cheap["selective_served"] >= 3 * 2
     assert moved["peer_bytes"] > 0 and moved["host_bytes"] > 0
     assert at_once["engine"]["bytes_out"] == moved["engine"]["bytes_out"]
     assert moved["overflowed_storages"] == 0 and moved["engine"]["prefetch_hits"] > 0

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperframes as hf
 from cases.backends import BACKENDS
-from cases.small_gpt import assert_same, batch, loss_of, make_gpt, train
+from cases.selective_models import (
+    WIDTH,
+    Custom,
+    Experts,
+    Grouped,
+    InPlace,
+    Noisy,
+    RandomGraph,
+    Secret,
+    Shares,
+    Stack,
+    Tables,
+    sample,
+    selective,
+    stack,
+    steps,
+)
+from cases.small_gpt import DEVICE, assert_same, batch, gradients, loss_of, make_gpt, train
 from hyperframes import _measure_operators
+from hyperframes._backend import make_backend
+from hyperframes._forced import forced_selective
 
 
 @pytest.fixture
-def every_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What an operator takes does not matter: each whose output may be saved is a candidate."""
-    monkeypatch.setattr(_measure_operators, "CHEAP_PASSES", 0.0)
-    monkeypatch.setattr(_measure_operators, "_MOST_CANDIDATES", 10_000)
-    yield
+def every_operator() -> Iterator[None]:
+    with _measure_operators.every_operator():
+        yield
 
 
 def gpt_profile(model: Any, **options: Any) -> hf.Profile:
@@ -32,8 +54,9 @@ TIERS = ["keep", "peer", "host", ""]
 
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("backend_name", ["unkind", "native", "chaotic"])
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["plain", "dropout"])
+@pytest.mark.parametrize(
+    ("dropout", "autocast"), [(0.0, None), (0.2, torch.bfloat16)], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize("tier", TIERS, ids=["keep", "peer", "host", "mixed"])
 def test_every_tier_gives_the_bits_of_the_plain_run(
     tier: str, dropout: float, autocast: torch.dtype | None, backend_name: str
@@ -52,3 +75,366 @@ def test_every_tier_gives_the_bits_of_the_plain_run(
     assert not any(stats[f"selective_{why}"] for why in ("stale", "diverged", "unlike_profile"))
     assert stats["unplanned_storages"] == 0
     assert stats["engine"]["live_storages"] == 0
+
+
+class Counted(TorchDispatchMode):
+    """How often each operator ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted_backward(model: nn.Module) -> Counter[str]:
+    loss = model(sample()).square().mean()
+    with Counted() as counted:
+        loss.backward()
+    return counted.seen
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "grouped attention": Grouped,
+    "in place": InPlace,
+    "experts": Experts,
+    "random numbers": Noisy,
+    "function": Custom,
+    "tables": Tables,
+}
+
+
+@pytest.mark.usefixtures("every_operator")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_of_block_gives_the_bits_of_the_plain_run(
+    kind: str, dtype: torch.dtype | None
+) -> None:
+    def run(model: nn.Module) -> Any:
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype is not None):
+            return steps(model)
+
+    plain = run(stack(KINDS[kind]))
+    model = stack(KINDS[kind])
+    context = selective(model, dtype=dtype)
+    with context as inside:
+        assert_same(plain, run(inside))
+    stats = context.stats()
+    assert stats["selective_blocks"] >= 2 * 2, [b.selective_reason for b in context._profile.blocks]
+    assert stats["selective_served"] >= 2 * 2
+    assert stats["selective_stale"] == stats["selective_diverged"] == 0
+
+
+@pytest.mark.usefixtures("every_operator")
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs_of_operators_give_the_bits_of_the_plain_run(seed: int) -> None:
+    plain = steps(stack(lambda: RandomGraph(seed)))
+    context = selective(stack(lambda: RandomGraph(seed)), backend=("native", "unkind")[seed % 2])
+    with context as inside:
+        assert_same(plain, steps(inside))
+    stats = context.stats()
+    assert stats["selective_blocks"] == 4
+    assert stats["selective_stale"] == stats["selective_diverged"] == 0
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_what_was_saved_does_not_run_again_and_the_rest_does() -> None:
+    plain = counted_backward(stack(Grouped))
+    model = stack(Grouped)
+    profile = hf.profile(model, sample())
+    for block in profile.blocks:
+        block.selective = [s for s in block.selective if "mm" in s.op or "attention" in s.op]
+    backend = BACKENDS["native"](lambda block, storage: "selective:host")
+    with hf.hyperframes(model, profile=profile, _backend=backend) as inside:
+        again = counted_backward(inside)
+    expensive = [name for name in plain | again if "mm" in name or "attention" in name]
+    assert len(expensive) > 1
+    assert {name: again[name] for name in expensive} == {name: plain[name] for name in expensive}
+    assert again["silu"] == plain["silu"] + 2
+    assert again["native_layer_norm"] == 2
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_routing_is_always_saved_and_never_decided_twice() -> None:
+    model = stack(Experts)
+    profile = hf.profile(model, sample())
+    always = {s.op for s in profile.block("layers.0").selective if s.always}
+    assert always == {"aten.topk.default", "aten.nonzero.default"}
+    for block in profile.blocks:
+        block.selective = [s for s in block.selective if s.always]
+    backend = BACKENDS["native"](lambda block, storage: "selective:peer")
+    with hf.hyperframes(model, profile=profile, _backend=backend) as inside:
+        again = counted_backward(inside)
+    assert again["topk"] == again["nonzero"] == 0
+    assert again["addmm"] > 0
+
+
+@pytest.mark.usefixtures("every_operator")
+@pytest.mark.parametrize("tier", ["keep", "host"])
+def test_a_graph_that_is_kept_runs_backward_twice(tier: str) -> None:
+    def twice(loss: torch.Tensor) -> None:
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    plain = steps(stack(Grouped), backward=twice)
+    context = selective(stack(Grouped), tier)
+    with context as inside:
+        assert_same(plain, steps(inside, backward=twice))
+    assert context.stats()["engine"]["live_storages"] == 0
+
+
+@pytest.mark.usefixtures("every_operator")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_micro_batches_accumulate_under_one_autocast(dtype: torch.dtype | None) -> None:
+    """Autocast casts each weight once for all of them, and once more in each recomputation."""
+
+    def accumulate(model: nn.Module) -> Any:
+        model.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE.type, dtype, enabled=dtype is not None):
+            losses = [model(sample() * scale).square().mean() for scale in (1.0, 0.5, 2.0)]
+        for loss in losses:
+            loss.backward()
+        return [(losses[0].detach(), gradients(model))]
+
+    plain = accumulate(stack(Grouped))
+    context = selective(stack(Grouped), dtype=dtype)
+    with context as inside:
+        accumulate(inside)
+        assert_same(plain, accumulate(inside))
+    stats = context.stats()
+    assert stats["selective_blocks"] == 2 * 3 * 2
+    assert stats["selective_diverged"] == 0
+
+
+@pytest.mark.usefixtures("every_operator")
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "hidden view"])
+@pytest.mark.parametrize("tier", ["keep", "peer"])
+def test_an_output_that_is_changed_after_its_block_runs_again(tier: str, bias: bool) -> None:
+    """Legal, for backward does not need it: so it must not become wrong, nor an error."""
+
+    class Changing(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for layer in self.layers:
+                x = layer(x)
+                assert isinstance(layer, Shares) and layer.left is not None
+                layer.left.mul_(3.0)
+            return self.last(x)
+
+    plain = steps(Changing(lambda: Shares(bias)).to(DEVICE))
+    model = Changing(lambda: Shares(bias)).to(DEVICE)
+    context = selective(model, tier)
+    with context as inside, pytest.warns(UserWarning, match="was changed in place afterwards"):
+        assert_same(plain, steps(inside))
+    assert context.stats()["selective_stale"] == 2 * 2
+    assert context.stats()["selective_served"] > 0
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_a_forward_unlike_the_profiled_one_is_run_again_instead() -> None:
+    class Forgetful(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                if self.forgets:
+                    layer.table = None  # type: ignore[assignment]
+            return super().forward(x)
+
+        forgets = False
+
+    plain = steps(Forgetful(Tables).to(DEVICE))
+    model = Forgetful(Tables).to(DEVICE)
+    context = selective(model)
+    model.forgets = True
+    with context as inside, pytest.warns(UserWarning, match="SELECTIVE, but its operator"):
+        assert_same(plain, steps(inside))
+    stats = context.stats()
+    # Its operators come later than planned, and are others again when the table is there.
+    assert stats["selective_unlike_profile"] > 0
+    assert stats["selective_diverged"] == 2 * 2
+
+
+def test_a_block_that_does_not_stand_it_is_never_selective() -> None:
+    with _measure_operators.every_operator():
+        profile = hf.profile(stack(Secret), sample())
+    block = profile.block("layers.0")
+    assert block.selective == [] and "other bits" in block.selective_reason
+    assert not block.keep_reason  # Run again as a whole it is as it was.
+
+
+def test_compiled_code_inside_a_block_keeps_it_from_being_selective() -> None:
+    compiled = torch.compile(lambda x: torch.sin(x) * 2, backend="eager")
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.b(compiled(self.a(x)))
+            return y
+
+    with _measure_operators.every_operator():
+        profile = hf.profile(stack(Mixed), sample())
+    assert profile.block("layers.0").selective_reason == "it runs compiled code"
+    assert profile.block("layers.0").selective == []
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_an_error_in_forward_leaves_nothing_behind() -> None:
+    class Fails(Grouped):
+        fail = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if self.fail:
+                raise ValueError("in the middle")
+            return y
+
+    plain = steps(stack(Fails))
+    model = stack(Fails)
+    context = selective(model, "host")
+    with context as inside:
+        model.layers[1].fail = True  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="in the middle"):
+            inside(sample())
+        assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+        model.layers[1].fail = False  # type: ignore[assignment]
+        assert_same(plain, steps(inside))
+    assert context.stats()["engine"]["live_storages"] == 0
+
+
+def test_matrix_products_and_attention_are_found_by_measuring() -> None:
+    """Large enough that each takes a hundred copies of its output."""
+    wide = 1024
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(wide, wide), nn.Linear(wide, wide)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = self.up(x).view(1, -1, 1, wide).transpose(1, 2)
+            y = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2)
+            return x + torch.relu(self.down(y.reshape(x.shape) + x) * 2.0)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(wide, wide), nn.ModuleList([Large()])[0])
+    profile = hf.profile(model, torch.randn(1024, wide), blocks=["1"])
+    found = sorted(
+        profile.block("1").selective, key=lambda s: s.recompute_s / s.nbytes, reverse=True
+    )
+    names = [s.op.split(".")[1] for s in found[:3]]
+    assert sorted(n for n in names if "mm" in n) == ["addmm", "addmm"]
+    assert sum("attention" in n for n in names) == 1
+
+
+# ---- With the planner ----
+
+
+def planned_profile(model: nn.Module) -> hf.Profile:
+    """Times as on a GPU with long sequences, so that plans do not depend on this machine."""
+    with _measure_operators.every_operator():
+        profile = hf.profile(model, sample(), loss_fn=lambda y: y.square().mean())
+    for block in profile.blocks:
+        block.forward_s, block.backward_s, block.transient_bytes = 0.02, 0.04, 0
+        block.selective = [s for s in block.selective if "mm" in s.op or "attention" in s.op]
+        block.selective_base_s = 0.001
+        for storage in block.selective:
+            storage.recompute_s = 0.012 if "attention" in storage.op else 0.002
+        if not block.selective:
+            block.keep_reason = block.keep_reason or "by order"
+    return profile
+
+
+def deep() -> nn.Module:
+    model = stack(Grouped)
+    model.layers.extend(Grouped() for _ in range(4))
+    return model.to(DEVICE)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", "SIM-a-0=1GiB@host=5MB;SIM-a-1=1GiB")
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize("forbid", [["peer", "host"], ["peer"]], ids=["alone", "host"])
+def test_planned_peaks_are_kept_with_selective_blocks(forbid: list[str]) -> None:
+    plain = steps(deep())
+    profile = planned_profile(deep())
+    selective_plans = 0
+    for share in (0.45, 0.6, 0.75):
+        budget = int(profile.activation_bytes * share)
+        context = hf.hyperframes(deep(), profile=profile, activation_budget=budget, forbid=forbid)
+        with context as inside:
+            assert context.plan is not None
+            policies = list(context.plan.policies.values())
+            selective_plans += "POLICY_SELECTIVE" in policies
+            text = context.explain()
+            assert_same(plain, steps(inside))
+        stats = context.stats()
+        assert 0 < stats["activation_peak"] <= budget, (share, text)
+        assert ("selective" in text) == ("POLICY_SELECTIVE" in policies)
+        assert (stats["selective_served"] > 0) == ("POLICY_SELECTIVE" in policies)
+        assert stats["selective_recompute_s"] <= stats["recompute_s"]
+    assert selective_plans > 0
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize("word", ["selective", "recompute"])
+def test_what_is_forbidden_is_not_planned(word: str) -> None:
+    profile = planned_profile(deep())
+    budget = int(profile.activation_bytes * 0.6)
+    forbid = ["peer", "host"] if word == "selective" else ["peer"]
+    context = hf.hyperframes(
+        deep(), profile=profile, activation_budget=budget, forbid=[*forbid, word]
+    )
+    with context as inside:
+        assert context.plan is not None
+        assert "POLICY_SELECTIVE" not in context.plan.policies.values()
+        steps(inside, 1)
+
+
+@pytest.mark.usefixtures("one_gpu", "every_operator")
+@pytest.mark.parametrize("tier", ["keep", "peer", "host"])
+def test_every_block_can_be_forced_to_be_selective(tier: str) -> None:
+    plain = steps(stack(Grouped))
+    model = stack(Grouped)
+    profile = hf.profile(model, sample())
+    backend = forced_selective(make_backend(DEVICE), tier)
+    context = hf.hyperframes(model, profile=profile, activation_budget="1GiB", _backend=backend)
+    with context as inside:
+        assert_same(plain, steps(inside))
+    stats = context.stats()
+    assert stats["selective_blocks"] == 4
+    assert (stats["peer_bytes"] > 0) == (tier == "peer")
+    assert (stats["host_bytes"] > 0) == (tier == "host")
+    assert stats["overflowed_storages"] == 0
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_a_new_length_is_planned_from_the_profile() -> None:
+    lengths = [64, 48, 64, 32]
+    plain = train(make_gpt(), steps=4, lengths=lambda step: lengths[step])
+    model = make_gpt()
+    backend = BACKENDS["native"](lambda block, storage: "selective:")
+    context = hf.hyperframes(
+        model, profile=gpt_profile(model), _backend=backend, activation_budget="1GiB"
+    )
+    with context as inside:
+        assert_same(plain, train(inside, steps=4, lengths=lambda step: lengths[step]))
+    assert context.stats()["selective_served"] > 0
+
+
+def test_a_profile_with_operators_survives_json() -> None:
+    with _measure_operators.every_operator():
+        profile = hf.profile(stack(Grouped), sample())
+    assert profile.block("layers.0").selective
+    assert hf.Profile.from_json(profile.to_json()) == profile
+    values = json.loads(profile.to_json())
+    for block in values["blocks"]:  # As releases before SELECTIVE wrote it.
+        for key in ("selective", "selective_base_s", "selective_reason"):
+            block.pop(key)
+    assert hf.Profile.from_json(json.dumps(values)).block("layers.0").selective == []
