@@ -43,8 +43,8 @@ def system_versions(paths: Iterable[Path]) -> dict[str, str]:
 def rename_libraries(path: Path, renamed: Mapping[str, str]) -> None:
     """Rewrites the names of libraries in `path`: those it needs, and its own.
 
-    In place, so each new name is as long as the old one: nothing in the file moves. (patchelf, which
-    could do more, writes wrong names into libraries with many needs: 0.14, Debian 12's.)
+    In place, so each new name is as long as the old one: nothing in the file moves. (patchelf,
+    which could do more, wrote wrong names into libraries with many needs: 0.14, Debian 12's.)
 
     Raises:
         ValueError: a name is longer or shorter, or is not there to be rewritten.
