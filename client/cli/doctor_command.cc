@@ -49,9 +49,22 @@ void PrintPaths(const doctor::Facts& facts, std::ostream* out) {
   *out << "\n";
 }
 
+// What could be checked without any GPU, so that nobody has to guess whether it was.
+std::string LimitsText(const doctor::HostFacts& host) {
+  const bool unlimited = host.is_root || !host.memlock.has_value();
+  std::string text = absl::StrCat(
+      "locked memory ", unlimited ? "unlimited" : FormatBytes(*host.memlock), ", /dev/shm ",
+      FormatBytes(host.shared_memory_bytes), ", available ", FormatBytes(host.available_bytes));
+  if (host.memory_limit.has_value()) {
+    absl::StrAppend(&text, ", the container's limit ", FormatBytes(*host.memory_limit));
+  }
+  return text;
+}
+
 void PrintDiagnosis(const doctor::Facts& facts, const doctor::Diagnosis& diagnosis,
                     std::ostream* out) {
   PrintPaths(facts, out);
+  *out << "limits: " << LimitsText(facts.host) << "\n";
   for (const doctor::Finding& finding : diagnosis.findings) {
     *out << Printable(absl::StrCat(absl::AsciiStrToUpper(doctor::SeverityText(finding.severity)),
                                    ": ", doctor::Sentence(finding)))

@@ -21,6 +21,20 @@ Json GpuJson(const GpuFacts& gpu) {
           {"most_pcie_width", gpu.most_pcie_width}};
 }
 
+Json HostJson(const HostFacts& host) {
+  Json json = {{"shared_memory_bytes", host.shared_memory_bytes},
+               {"available_bytes", host.available_bytes},
+               {"may_lock_all", host.is_root || !host.memlock.has_value()},
+               {"own_pid_namespace", host.own_pid_namespace},
+               {"own_ipc_namespace", host.own_ipc_namespace}};
+  if (host.memlock.has_value()) json["memlock_bytes"] = *host.memlock;
+  if (host.memory_limit.has_value()) {
+    json["memory_limit_bytes"] = *host.memory_limit;
+    json["memory_used_bytes"] = host.memory_used;
+  }
+  return json;
+}
+
 Json PathJson(const PathFacts& path, const Facts& facts) {
   const Promise promise = PromiseOf(path, facts);
   Json json = {
@@ -83,7 +97,8 @@ std::string ReportJson(const Facts& facts, const Diagnosis& diagnosis) {
   Json report = {{"healthy", diagnosis.healthy},
                  {"verdict", diagnosis.verdict},
                  {"elapsed_s", absl::ToDoubleSeconds(facts.elapsed)},
-                 {"driver_version", facts.driver_version}};
+                 {"driver_version", facts.driver_version},
+                 {"host", HostJson(facts.host)}};
   report["gpus"] = Json::array();
   for (const GpuFacts& gpu : facts.gpus) report["gpus"].push_back(GpuJson(gpu));
   report["paths"] = Json::array();
