@@ -5,6 +5,14 @@ HF_COPTS = ["-Wall", "-Wextra", "-Werror"] + select({
     "//conditions:default": [],
 })
 
+# For what is shipped: its libraries are in ../lib (programs), ../lib or ../../lib (the archive's
+# library, as C and as Python find it) or lib (the wheel's). RPATH rather than RUNPATH, because it
+# carries on to the libraries' own needs and comes before what somebody's environment says.
+SHIPPED_LINKOPTS = [
+    "-Wl,-rpath,'$$ORIGIN:$$ORIGIN/lib:$$ORIGIN/../lib:$$ORIGIN/../../lib'",
+    "-Wl,--disable-new-dtags",
+]
+
 def hf_cc_library(name, copts = [], **kwargs):
     native.cc_library(name = name, linkstatic = True, copts = HF_COPTS + copts, **kwargs)
 

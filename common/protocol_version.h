@@ -11,7 +11,8 @@ namespace hyperframes {
 
 constexpr uint32_t kProtocolMajor = 1;
 constexpr uint32_t kProtocolMinor = 0;
-constexpr char kReleaseVersion[] = "0.1.0";
+// "0.1.0". From build_defs/version.bzl; its definition is generated.
+extern const char kReleaseVersion[];
 
 // OK for the same major and at most one minor apart. Otherwise FailedPrecondition naming `peer`
 // ("agent node7"), both versions and which side to upgrade. 0.0 is a peer that sent no version.

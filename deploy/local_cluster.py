@@ -45,8 +45,10 @@ def binary(target: str) -> Path:
 class Daemon:
     """One hfcoordinator or hfagent. Keeps the ports of its first start."""
 
-    def __init__(self, target: str, flags: dict[str, str], log: Path) -> None:
-        self.program = binary(target)
+    def __init__(
+        self, target: str, flags: dict[str, str], log: Path, programs: Path | None = None
+    ) -> None:
+        self.program = programs / target.split(":")[1] if programs else binary(target)
         self.flags = flags
         self.log = log
         self.ready: dict[str, str] = {}  # grpc, http, and for an agent node and socket.
@@ -128,6 +130,7 @@ class LocalCluster:
         directory: state, sockets and logs; short, because unix sockets allow 107 bytes of path.
         nodes: one agent each.
         coordinator_flags: added to the coordinator's own.
+        programs: the folder with the daemons; without it those that Bazel built here.
     """
 
     def __init__(
@@ -135,8 +138,10 @@ class LocalCluster:
         directory: Path,
         nodes: Sequence[Node],
         coordinator_flags: dict[str, str] | None = None,
+        programs: Path | None = None,
     ) -> None:
         self.directory = directory
+        self._programs = programs
         self._nodes = list(nodes)
         self.coordinator = Daemon(
             "coordinator:hfcoordinator",
@@ -147,6 +152,7 @@ class LocalCluster:
                 **(coordinator_flags or {}),
             },
             directory / "coordinator.log",
+            programs,
         )
         self.agents: dict[str, Daemon] = {}
         self._client: hf.Client | None = None
@@ -188,6 +194,7 @@ class LocalCluster:
                 **node.flags,
             },
             self.directory / f"agent-{node.name}.log",
+            self._programs,
         )
         self.agents[node.name] = agent
         agent.start()

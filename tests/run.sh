@@ -5,7 +5,7 @@
 #
 #   tests/run.sh                  everything
 #   tests/run.sh bazel e2e        only these groups: bazel python cases tools gates e2e telemetry
-#                                 faults ecosystem tsan asan
+#                                 faults ecosystem release tsan asan
 #
 # Safe to run twice: a second run repeats only what changed, apart from the tests that start daemons.
 set -u
@@ -13,7 +13,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../deploy/provision.sh"
 cd "$HF_ROOT" || exit 1
 
 groups=("$@")
-[ "${#groups[@]}" -gt 0 ] || groups=(bazel python tools cases gates e2e telemetry faults ecosystem tsan asan)
+[ "${#groups[@]}" -gt 0 ] ||
+  groups=(bazel python tools cases gates e2e telemetry faults ecosystem release tsan asan)
 
 # Rooms without gRPC, whose uninstrumented locks would blind ThreadSanitizer.
 core=(//common/... //coordinator/planner/... //agent/device/... //agent/arena/... //agent/engine/...)
@@ -46,6 +47,13 @@ pytest_group() {
   summary+=(--pytest "$name=$reports/$name.xml:$rc")
 }
 
+# What is shipped is built only when it is asked for. Should that fail, the tests say so one by one.
+release_group() {
+  hf_step "Building the release" timeout -k 30 1200 bazel build "${HF_BAZEL[@]}" \
+    //deploy:release //deploy:wheel
+  pytest_group release 900 tests/release
+}
+
 started=$SECONDS
 for group in "${groups[@]}"; do
   case "$group" in
@@ -62,13 +70,14 @@ for group in "${groups[@]}"; do
       hf_ecosystem_venv || true
       HF_PYTHON=$HF_ECOSYSTEM_PYTHON pytest_group ecosystem 1200 tests/ecosystem
       ;;
+    release) release_group ;;
     # A suffix of their own keeps the outputs of each configuration apart, and no symlinks: the tests
     # above use bazel-bin.
     tsan) bazel_group tsan 1800 --config=tsan --platform_suffix=tsan --symlink_prefix=/ "${core[@]}" ;;
     asan) bazel_group asan 2400 --config=asan --platform_suffix=asan --symlink_prefix=/ //... ;;
     *)
       echo "unknown group '$group'; one of: bazel python tools cases gates e2e telemetry faults" \
-        "ecosystem tsan asan" >&2
+        "ecosystem release tsan asan" >&2
       exit 2
       ;;
   esac

@@ -71,7 +71,9 @@ hf_code hf_plan(const char* problem_json, char** plan_json);
  * CUDA's order; the others may lend all but their reserve (1GiB). "measure" times copies and waits,
  * with two more events each. Without "backend", HYPERFRAMES_BACKEND decides ("host").
  * HYPERFRAMES_NODE names the node ("local"), and with it "host:<node>". machine_json: {"devices":
- * [DeviceProfile...], "links": [LinkProfile...]}, links measured now. */
+ * [DeviceProfile...], "links": [LinkProfile...], "unfit_links": [{"from", "to", "sentence"}...]},
+ * links measured now. Lend nothing over an unfit one: it does less than a tenth of what its kind
+ * promises, or there is no way; the sentence says why. */
 typedef struct hf_machine hf_machine;
 hf_code hf_machine_open(const char* options_json, hf_machine** machine);
 hf_code hf_machine_describe(hf_machine* machine, char** machine_json);

@@ -8,13 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "agent/device/borrowed_memory.h"
 #include "agent/device/link_probe.h"
+#include "agent/device/path_probe.h"
 #include "client/c/boundary.h"
 #include "client/c/hyperframes.h"
 #include "client/c/json_options.h"
+#include "client/c/unfit_links.h"
 #include "client/cpp/message_json.h"
 #include "client/cpp/retry.h"
+#include "client/doctor/path_facts.h"
 #include "common/random_id.h"
 #include "common/status_macros.h"
 #include "hyperframes/v1/plan.pb.h"
@@ -24,8 +26,7 @@ namespace {
 
 constexpr absl::Duration kAgentPatience = absl::Seconds(10);
 constexpr absl::Duration kProbeTime = absl::Seconds(1);  // For all links together, about.
-constexpr Bytes kSmallestProbe = 64 * kKiB;
-constexpr Bytes kLargeProbeOnCuda = 64 * kMiB;  // NVLink is at a quarter less with 16 MiB.
+constexpr Bytes kLargeProbeOnCuda = 64 * kMiB;           // NVLink is at a quarter less with 16 MiB.
 
 std::string Environment(const char* name, const char* fallback) {
   const char* value = std::getenv(name);
@@ -178,48 +179,49 @@ v1::DeviceProfile Machine::Profile(const Device& device) const {
   return profile;
 }
 
-absl::StatusOr<std::vector<v1::LinkProfile>> Machine::MeasureLink(Device* from, Device* to,
-                                                                  absl::Duration time_limit) const {
+doctor::PathFacts Machine::MeasurePath(Device* from, Device* to, absl::Duration time_limit) const {
   const bool to_host = to == host_;
-  if (cuda_ != nullptr && !to_host && !cuda_->CanReach(*from, *to)) {
-    return std::vector<v1::LinkProfile>();
+  doctor::PathFacts path;
+  path.kind = to_host ? doctor::PathKind::kToHost : doctor::PathKind::kPeer;
+  path.from = from->description().uuid;
+  path.to = to->description().uuid;
+  if (cuda_ == nullptr) {
+    path.link = "simulated";
+    path.simulated_promise = doctor::SimulatedPromise(*simulated_->Find(path.from), path.kind);
+  } else {
+    path.link = to_host ? "pcie" : cuda_->LinkKind(*from, *to);
+    if (!to_host && !cuda_->CanReach(*from, *to)) {
+      path.status = absl::FailedPreconditionError("CUDA has no peer access between these GPUs");
+      return path;
+    }
   }
-  const Bytes room = std::min(from->free_bytes(), to->free_bytes());
   LinkProbeOptions options;
   options.time_limit = time_limit;
   if (cuda_ != nullptr) options.large_bytes = kLargeProbeOnCuda;
-  options.large_bytes = std::min(options.large_bytes, room / 4 / kSlotAlignment * kSlotAlignment);
-  if (options.large_bytes < kSmallestProbe) return std::vector<v1::LinkProfile>();
-  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> source,
-                      BorrowMemory(from, from, options.large_bytes));
-  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> sink,
-                      BorrowMemory(from, to, options.large_bytes));
-  HF_RETURN_IF_ERROR(sink->WaitUntilUsable());
-  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream,
-                      from->CreateStream(Direction::kOut, to_host ? Tier::kHost : Tier::kPeer));
-  HF_ASSIGN_OR_RETURN(const LinkMeasurement measured,
-                      ProbeLink(stream.get(), *sink, *source, options));
-  v1::LinkProfile link;
-  link.set_from(from->description().uuid);
-  link.set_to(to->description().uuid);
-  link.set_bytes_per_second(measured.bytes_per_second);
-  link.set_latency_s(absl::ToDoubleSeconds(measured.latency));
-  link.set_kind(cuda_ == nullptr ? "simulated" : to_host ? "pcie" : cuda_->LinkKind(*from, *to));
-  // All of a node's GPUs share its way into host memory.
-  if (to_host) link.set_shared_group(to->description().uuid);
-  return std::vector<v1::LinkProfile>{link};
+  const absl::StatusOr<LinkMeasurement> measured =
+      ProbePath(from, to, Direction::kOut, to_host ? Tier::kHost : Tier::kPeer, options);
+  path.status = measured.status();
+  path.out_of_time = absl::IsOutOfRange(path.status);  // Too full to measure with.
+  if (measured.ok()) {
+    path.bytes_per_second = measured->bytes_per_second;
+    path.latency = measured->latency;
+  }
+  return path;
 }
 
-absl::StatusOr<std::string> Machine::Describe() {
-  std::vector<std::string> devices;
-  std::vector<std::string> links;
-  for (const Device* device : gpus_) {
-    HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(Profile(*device)));
-    devices.push_back(std::move(json));
-  }
-  HF_ASSIGN_OR_RETURN(std::string host_json, WriteMessage(Profile(*host_)));
-  devices.push_back(std::move(host_json));
+v1::LinkProfile Machine::Link(const doctor::PathFacts& path) const {
+  v1::LinkProfile link;
+  link.set_from(path.from);
+  link.set_to(path.to);
+  link.set_bytes_per_second(path.bytes_per_second);
+  link.set_latency_s(absl::ToDoubleSeconds(path.latency));
+  link.set_kind(path.link);
+  // All of a node's GPUs share its way into host memory.
+  if (path.kind == doctor::PathKind::kToHost) link.set_shared_group(path.to);
+  return link;
+}
 
+absl::StatusOr<std::vector<doctor::PathFacts>> Machine::MeasurePaths() {
   std::vector<Device*> measured_from = gpus_;
   if (cuda_ != nullptr) {
     HF_ASSIGN_OR_RETURN(Device * compute, ComputeDevice(""));
@@ -228,20 +230,38 @@ absl::StatusOr<std::string> Machine::Describe() {
   const absl::Duration each =
       std::min(kProbeTime / static_cast<int64_t>(measured_from.size() * gpus_.size()),
                absl::Milliseconds(250));
+  std::vector<doctor::PathFacts> paths;
   for (Device* from : measured_from) {
     std::vector<Device*> targets = gpus_;
     targets.push_back(host_);
     for (Device* to : targets) {
-      if (from == to) continue;
-      HF_ASSIGN_OR_RETURN(const std::vector<v1::LinkProfile> measured, MeasureLink(from, to, each));
-      for (const v1::LinkProfile& link : measured) {
-        HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(link));
-        links.push_back(std::move(json));
-      }
+      // Host memory that may not be lent needs no way to it.
+      const bool none = to == host_ && host_->description().total_bytes == 0;
+      if (from != to && !none) paths.push_back(MeasurePath(from, to, each));
     }
   }
-  return absl::StrCat("{\"devices\":[", absl::StrJoin(devices, ","), "],\"links\":[",
-                      absl::StrJoin(links, ","), "]}");
+  return paths;
+}
+
+absl::StatusOr<std::string> Machine::Describe() {
+  std::vector<std::string> devices;
+  for (const Device* device : gpus_) {
+    HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(Profile(*device)));
+    devices.push_back(std::move(json));
+  }
+  HF_ASSIGN_OR_RETURN(std::string host_json, WriteMessage(Profile(*host_)));
+  devices.push_back(std::move(host_json));
+
+  HF_ASSIGN_OR_RETURN(std::vector<doctor::PathFacts> paths, MeasurePaths());
+  std::vector<std::string> links;
+  for (const doctor::PathFacts& path : paths) {
+    if (!path.status.ok()) continue;
+    HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(Link(path)));
+    links.push_back(std::move(json));
+  }
+  return absl::StrCat(
+      "{\"devices\":[", absl::StrJoin(devices, ","), "],\"links\":[", absl::StrJoin(links, ","),
+      "],\"unfit_links\":", UnfitLinksJson(std::move(paths), /*real=*/cuda_ != nullptr), "}");
 }
 
 absl::StatusOr<DescriptorClient*> Machine::Agent(const std::string& socket_path) {

@@ -16,6 +16,7 @@
 #include "agent/device/device.h"
 #include "agent/device/host/host_machine.h"
 #include "client/c/counters_writer.h"
+#include "client/doctor/facts.h"
 #include "common/mutex.h"
 #include "hyperframes/v1/plan.pb.h"
 
@@ -36,9 +37,10 @@ class Machine {
   // are several to choose from.
   absl::StatusOr<Device*> ComputeDevice(const std::string& uuid) const;
 
-  // {"devices": [DeviceProfile...], "links": [LinkProfile...]}; measures the links, so it takes
-  // tens of milliseconds. On CUDA only those of the GPU that computes: measuring the others would
-  // make contexts on GPUs that this program does not use.
+  // {"devices": [DeviceProfile...], "links": [LinkProfile...], "unfit_links": [...]} as in
+  // hyperframes.h; measures the links, so it takes tens of milliseconds. On CUDA only those of the
+  // GPU that computes: measuring the others would make contexts on GPUs that this program does not
+  // use.
   absl::StatusOr<std::string> Describe();
 
   // The connection to the agent behind `socket_path`, made at the first call and kept as long as
@@ -59,10 +61,11 @@ class Machine {
   absl::Status OpenDevices(Options options);
   std::string KnownUuids() const;
   v1::DeviceProfile Profile(const Device& device) const;
-  // The path from the GPU `from` into memory of `to`, or nothing where there is none, or no room to
-  // measure it with.
-  absl::StatusOr<std::vector<v1::LinkProfile>> MeasureLink(Device* from, Device* to,
-                                                           absl::Duration time_limit) const;
+  // The path from the GPU `from` into memory of `to`; never fails: that there is none, or no room
+  // to measure it with, stands in it.
+  doctor::PathFacts MeasurePath(Device* from, Device* to, absl::Duration time_limit) const;
+  v1::LinkProfile Link(const doctor::PathFacts& path) const;
+  absl::StatusOr<std::vector<doctor::PathFacts>> MeasurePaths();
 
   std::string node_;
   std::unique_ptr<HostMachine> simulated_;  // One of the two.

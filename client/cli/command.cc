@@ -18,10 +18,12 @@ namespace {
 constexpr absl::Duration kPatienceAtAPrompt = absl::Seconds(2);
 
 // Only what is common to all commands is read from the environment: HYPERFRAMES_NODE or
-// HYPERFRAMES_RANK, which every worker has, say nothing about the job that somebody asks for.
+// HYPERFRAMES_RANK, which every worker has, say nothing about the job that somebody asks for. (The
+// devices are the doctor's: it looks at this machine.)
 const char* EnvironmentOfEveryCommand(const std::string& name) {
   static const auto* const known = new std::set<std::string>{
-      "HYPERFRAMES_CONFIG", "HYPERFRAMES_COORDINATOR", "HYPERFRAMES_OUTPUT", "HYPERFRAMES_TIMEOUT"};
+      "HYPERFRAMES_CONFIG", "HYPERFRAMES_COORDINATOR", "HYPERFRAMES_HOST_DEVICES",
+      "HYPERFRAMES_OUTPUT", "HYPERFRAMES_TIMEOUT"};
   return known->count(name) == 1 ? std::getenv(name.c_str()) : nullptr;
 }
 

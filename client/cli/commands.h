@@ -12,6 +12,8 @@ namespace hyperframes {
 // node_commands.cc
 absl::StatusOr<int> RunNodes(CommandLine* line);
 absl::StatusOr<int> RunGpus(CommandLine* line);
+// doctor_command.cc
+absl::StatusOr<int> RunDoctor(CommandLine* line);
 // submit_command.cc
 absl::StatusOr<int> RunSubmit(CommandLine* line);
 // job_commands.cc

@@ -21,6 +21,8 @@ const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
       {"nodes", "", "Nodes with their state, memory lent and workers.", &RunNodes},
       {"gpus", "[NODE]", "GPUs with bytes used, lent and kept in reserve.", &RunGpus},
+      {"doctor", "[--host-devices TEXT]",
+       "Whether this machine's links do what they promise; needs no coordinator.", &RunDoctor},
       {"submit", "JOB.json | [--name X] [--ranks N] [--env K=V]... [--wait] -- COMMAND ...",
        "Queue a job from a file or from flags.", &RunSubmit},
       {"jobs", "[--limit N]", "Jobs, newest first.", &RunJobs},
@@ -68,8 +70,8 @@ struct Typed {
 bool IsFamily(const std::string& word) { return word == "job"; }
 
 Typed TakeApart(const std::vector<std::string>& arguments) {
-  static const auto* const take_a_value =
-      new std::set<std::string>{"--coordinator", "--output", "-o", "--timeout", "--config"};
+  static const auto* const take_a_value = new std::set<std::string>{
+      "--coordinator", "--output", "-o", "--timeout", "--config", "--host-devices"};
   Typed typed;
   size_t wanted = 1;
   for (size_t at = 0; at < arguments.size(); ++at) {

@@ -22,7 +22,11 @@ struct HostDeviceOptions {
   Bytes total_bytes = 0;     // Memory limit. 0 = none can be allocated here.
   Bytes peer_bandwidth = 0;  // Bytes/s to and from peers, per direction; 0 = as fast as memory.
   Bytes host_bandwidth = 0;  // The same to and from host memory.
-  absl::Duration latency;    // Per copy, on both paths.
+  // What links of this kind are said to do, for the pre-flight; 0 = nothing is said. A description
+  // of a broken link promises more than it has.
+  Bytes peer_promise = 0;
+  Bytes host_promise = 0;
+  absl::Duration latency;  // Per copy, on both paths.
   // How many times slower than this machine's processor the device computes. At RecordCompute the
   // caller sleeps (slowdown - 1) times the processor time that its thread has used since the last
   // one. Not at ComputeWait: that would be counted as waiting for copies.

@@ -22,8 +22,8 @@ namespace {
 constexpr size_t kLongestText = 16384;
 constexpr int kMostDevices = 64;
 constexpr const char* kAccepted =
-    "accepted: \"uuid=SIZE[@key=value,key=value];...\" with the keys peer, host, latency and "
-    "slowdown, or \"2 x 1GiB\", or \"1GiB,512MiB\"";
+    "accepted: \"uuid=SIZE[@key=value,key=value];...\" with the keys peer, host, "
+    "peer-promise, host-promise, latency and slowdown, or \"2 x 1GiB\", or \"1GiB,512MiB\"";
 
 // What was wrong with one token; the token is cut so that a message stays bounded.
 absl::Status BadToken(absl::string_view token, absl::string_view why) {
@@ -58,6 +58,10 @@ absl::Status ParseProperty(const std::string& token, HostDeviceOptions* device) 
     HF_ASSIGN_OR_RETURN(device->peer_bandwidth, ParseSpeed(token, value));
   } else if (key == "host") {
     HF_ASSIGN_OR_RETURN(device->host_bandwidth, ParseSpeed(token, value));
+  } else if (key == "peer-promise") {
+    HF_ASSIGN_OR_RETURN(device->peer_promise, ParseSpeed(token, value));
+  } else if (key == "host-promise") {
+    HF_ASSIGN_OR_RETURN(device->host_promise, ParseSpeed(token, value));
   } else if (key == "latency") {
     const absl::StatusOr<absl::Duration> latency = ParseDuration(value);
     if (!latency.ok()) return BadToken(token, latency.status().message());
@@ -176,6 +180,12 @@ std::string FormatHostDevices(const std::vector<HostDeviceOptions>& devices) {
                                   "@peer=", device.peer_bandwidth, ",host=", device.host_bandwidth,
                                   ",latency=", absl::ToInt64Nanoseconds(device.latency), "ns",
                                   absl::StrFormat(",slowdown=%.17g", device.compute_slowdown)));
+    if (device.peer_promise > 0) {
+      absl::StrAppend(&pieces.back(), ",peer-promise=", device.peer_promise);
+    }
+    if (device.host_promise > 0) {
+      absl::StrAppend(&pieces.back(), ",host-promise=", device.host_promise);
+    }
   }
   return absl::StrJoin(pieces, ";");
 }

@@ -18,6 +18,7 @@ from ._meter import ActivationMeter, metered
 from ._profiler import profile
 from ._registry import stats
 from ._session import Session
+from ._version import VERSION
 from ._worker import exit_with_codes
 from .client import Client
 from .errors import (
@@ -56,7 +57,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "ActivationMeter",

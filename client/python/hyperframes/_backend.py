@@ -14,7 +14,7 @@ from ._attach import attach_to_coordinator
 from ._config import Cluster, cluster, parse_size
 from ._engine import HOST, Backend, Engine
 from ._group import world_size
-from ._progress import progress
+from ._progress import progress, tell
 from .errors import FailedPrecondition, HyperFramesError
 from .plan import read_tier
 
@@ -106,6 +106,30 @@ def _map(machine: _native.Machine, options: dict[str, Any]) -> Engine:
         return _native.NativeEngine(machine, options)
 
 
+_told: set[tuple[str, str]] = set()  # Links about which was said what is to be said.
+
+
+def _without_unfit_links(description: dict[str, Any], gpu: str) -> dict[str, Any]:
+    """Nothing is lent to `gpu` over a link that does not do what its kind promises; said once."""
+    unfit = {
+        str(link["to"]): str(link["sentence"])
+        for link in description.get("unfit_links", ())
+        if link["from"] == gpu
+    }
+    if not unfit:
+        return description
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        for lender, sentence in unfit.items():
+            if (gpu, lender) not in _told:
+                tell(sentence)
+                _told.add((gpu, lender))
+    devices = [
+        {**device, "lendable_bytes": 0} if device["uuid"] in unfit else device
+        for device in description["devices"]
+    ]
+    return {**description, "devices": devices}
+
+
 class EmbeddedBackend:
     """The planner in this process; this process allocates what it lends itself."""
 
@@ -124,6 +148,7 @@ class EmbeddedBackend:
         else:
             index = int(os.environ.get("LOCAL_RANK", "0")) % len(gpus)
             self._gpu = os.environ.get("HYPERFRAMES_GPU") or gpus[index]
+        self._description = _without_unfit_links(self._description, self._gpu)
 
     @property
     def gpu(self) -> str:

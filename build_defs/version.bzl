@@ -1,0 +1,1 @@
+../client/python/hyperframes/_version.py
