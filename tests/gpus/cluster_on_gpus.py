@@ -114,10 +114,13 @@ class Trial:
         mark = f"step {step}/"
 
         def there() -> bool:
-            try:
-                return mark in self.cluster.whole_log(job_id, 0)
-            except RuntimeError:
-                return self.cluster.job(job_id)["state"] in ENDED
+            job = self.cluster.job(job_id)
+            log = ""
+            with contextlib.suppress(RuntimeError):  # Not there yet.
+                log = self.cluster.whole_log(job_id, 0)
+            if mark not in log and job["state"] in ENDED:
+                raise RuntimeError(f"{job_id} {job['state']}: {job['message']}\n{log[-3000:]}")
+            return mark in log
 
         wait_until(there, PATIENCE_S, f"{mark} of {job_id}", 0.02)
 

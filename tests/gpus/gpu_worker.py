@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--report", required=True)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--share", type=float, default=0.4, help="budget, as a share of nothing's")
+    parser.add_argument("--share", type=float, default=0.6, help="budget, as a share of nothing's")
     parser.add_argument("--forbid", action="append", default=[])
     for name, default in (
         ("layers", 8), ("hidden", 512), ("heads", 8), ("length", 1024), ("batch", 4),
