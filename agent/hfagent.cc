@@ -5,12 +5,14 @@
 #include <stdio.h>
 
 #include <atomic>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "agent/service/agent_flags.h"
 #include "agent/service/agent_service.h"
 #include "agent/service/coordinator_link.h"
-#include "agent/service/link_report.h"
+#include "agent/service/link_survey.h"
 #include "agent/service/node.h"
 #include "agent/service/status_pages.h"
 #include "common/config.h"
@@ -30,8 +32,9 @@ absl::Status Run(const AgentFlags& flags, ShutdownSignal* shutdown) {
   HF_ASSIGN_OR_RETURN(const HostPort coordinator, ParseHostPort(flags.coordinator));
   HF_RETURN_IF_ERROR(RequireLoopback(listen, /*has_tls=*/false));
   HF_RETURN_IF_ERROR(RequireLoopback(http_listen, /*has_tls=*/false));
-  HF_ASSIGN_OR_RETURN(NodeOptions node_options, NodeOptionsOf(flags));
-  HF_ASSIGN_OR_RETURN(const auto node, Node::Create(std::move(node_options)));
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<GpuMachine> machine, OpenMachine(flags));
+  NodeOptions node_options = NodeOptionsOf(flags, *machine);
+  HF_ASSIGN_OR_RETURN(const auto node, Node::Create(std::move(node_options), std::move(machine)));
 
   EpochFence fence;
   HF_RETURN_IF_ERROR(fence.Open(flags.run_directory + "/epoch"));
@@ -52,16 +55,22 @@ absl::Status Run(const AgentFlags& flags, ShutdownSignal* shutdown) {
     return absl::UnavailableError("cannot listen on " + flags.listen_address +
                                   "; is another agent running? Port 0 lets the kernel choose");
   }
-  HF_ASSIGN_OR_RETURN(auto http, HttpServer::Start(http_listen, StatusPages(node.get(), &link)));
+  const auto measured = [&link](const LinkReport& report) {
+    if (CoordinatorLink* const started = link.load()) started->SetLinks(report.links);
+  };
+  auto survey = std::make_unique<LinkSurvey>(SurveyOptionsOf(flags), node->machine(), measured);
+  HF_ASSIGN_OR_RETURN(auto http,
+                      HttpServer::Start(http_listen, StatusPages(node.get(), &link, survey.get())));
 
   CoordinatorLinkOptions options;
   options.coordinator = FormatHostPort(coordinator);
   options.agent_address = FormatHostPort({listen.host, port});
   options.http_address = FormatHostPort({http_listen.host, http->port()});
-  options.links = MeasureLinks(node->machine());
+  options.links = survey->report().links;
   {
     CoordinatorLink running(options, node.get(), &fence);
     link = &running;
+    running.SetLinks(survey->report().links);  // Those that came in between.
     printf("hfagent ready: node=%s grpc=%s http=%s socket=%s\n", flags.node.c_str(),
            options.agent_address.c_str(), options.http_address.c_str(),
            node->worker_socket().c_str());
@@ -71,6 +80,7 @@ absl::Status Run(const AgentFlags& flags, ShutdownSignal* shutdown) {
               << " adopts them";
     server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
     http.reset();
+    survey.reset();
     link = nullptr;
   }
   return absl::OkStatus();

@@ -18,6 +18,8 @@
 namespace hyperframes {
 namespace {
 
+constexpr const char* kAuto = "auto";
+
 std::string EnvironmentName(const std::string& name) {
   return absl::StrCat("HYPERFRAMES_",
                       absl::AsciiStrToUpper(absl::StrReplaceAll(name, {{"-", "_"}})));
@@ -67,6 +69,21 @@ void Config::AddBytes(Bytes* target, const std::string& name, const std::string&
   setting.set = [target](const std::string& value, bool commit) -> absl::Status {
     HF_ASSIGN_OR_RETURN(const Bytes parsed, ParseBytes(value));
     if (commit) *target = parsed;
+    return absl::OkStatus();
+  };
+  Add(std::move(setting));
+}
+
+void Config::AddOptionalBytes(absl::optional<Bytes>* target, const std::string& name,
+                              const std::string& help) {
+  const auto print = [target] { return target->has_value() ? FormatBytes(**target) : kAuto; };
+  Setting setting{name, help, "SIZE", 0, nullptr, print, "", ""};
+  setting.set = [target](const std::string& value, bool commit) -> absl::Status {
+    absl::optional<Bytes> given;
+    if (value != kAuto) {
+      HF_ASSIGN_OR_RETURN(given, ParseBytes(value));
+    }
+    if (commit) *target = given;
     return absl::OkStatus();
   };
   Add(std::move(setting));

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "common/units.h"
 
 namespace hyperframes {
@@ -43,6 +44,9 @@ class Config {
   // `name` is written with dashes: "listen-address". Adding a name twice aborts.
   void AddString(std::string* target, const std::string& name, const std::string& help);
   void AddBytes(Bytes* target, const std::string& name, const std::string& help);
+  // Also "auto", the default, which leaves `target` empty: the program decides.
+  void AddOptionalBytes(absl::optional<Bytes>* target, const std::string& name,
+                        const std::string& help);
   void AddDuration(absl::Duration* target, const std::string& name, const std::string& help);
   // min <= value <= max.
   void AddInt(int64_t* target, const std::string& name, int64_t min, int64_t max,

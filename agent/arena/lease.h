@@ -55,7 +55,8 @@ struct DeviceUsage {
   Bytes total_bytes = 0;
   Bytes reserve_bytes = 0;
   Bytes lent_bytes = 0;
-  Bytes largest_free = 0;  // One lease of this size would be granted.
+  Bytes occupied_bytes = 0;  // In use beside leases, by whatever process.
+  Bytes largest_free = 0;    // One lease of this size would be granted.
   bool awaiting_workers = false;
 };
 

@@ -45,22 +45,6 @@ absl::StatusOr<UniqueFd> Duplicate(int descriptor, const std::string& lease_id) 
                                       strerror(errno) + "): raise the agent's ulimit -n");
 }
 
-absl::Status CheckHandedBack(int descriptor, const LeaseRecord& record) {
-  struct stat file;
-  if (fstat(descriptor, &file) != 0 || !S_ISREG(file.st_mode) || file.st_size != record.bytes) {
-    return absl::InvalidArgumentError("lease " + record.lease_id + " has " +
-                                      FormatBytes(record.bytes) +
-                                      ", and what was handed back is not memory of that size");
-  }
-  // Without this seal its holder could shrink it under every other reader.
-  const int seals = fcntl(descriptor, F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return absl::InvalidArgumentError("what was handed back for lease " + record.lease_id +
-                                      " is not sealed against shrinking");
-  }
-  return absl::OkStatus();
-}
-
 std::map<std::string, LendingDevice> ByUuid(const std::vector<LendingDevice>& devices) {
   std::map<std::string, LendingDevice> by_uuid;
   for (const LendingDevice& lending : devices) {
@@ -120,6 +104,12 @@ Bytes LeaseTable::Lent(const std::string& device) const {
   return found == lent_.end() ? 0 : found->second;
 }
 
+Bytes LeaseTable::Free(const LendingDevice& lending) const {
+  const DeviceDescription& device = lending.device->description();
+  const Bytes unlent = device.total_bytes - Lent(device.uuid);
+  return std::max<Bytes>(0, std::min(unlent, lending.device->free_bytes()) - lending.reserve_bytes);
+}
+
 absl::Status LeaseTable::CheckWanted(const LeaseRecord& wanted) const {
   if (!IsWireId(wanted.lease_id) || !IsWireId(wanted.job_id)) {
     return absl::InvalidArgumentError("lease_id '" + wanted.lease_id.substr(0, 64) +
@@ -153,13 +143,13 @@ absl::Status LeaseTable::CheckRoom(const LeaseRecord& wanted) const {
                                         " leases already: release some");
   }
   const LendingDevice& lending = devices_.at(wanted.device);
-  const Bytes free =
-      lending.device->description().total_bytes - lending.reserve_bytes - Lent(wanted.device);
+  const Bytes free = Free(lending);
   if (wanted.bytes > free) {
     return absl::ResourceExhaustedError(
         "device " + wanted.device + ": " + FormatBytes(wanted.bytes) + " asked, " +
-        FormatBytes(std::max<Bytes>(free, 0)) + " free (" + FormatBytes(lending.reserve_bytes) +
-        " kept in reserve, " + FormatBytes(Lent(wanted.device)) + " lent)");
+        FormatBytes(free) + " free (" + FormatBytes(lending.reserve_bytes) + " kept in reserve, " +
+        FormatBytes(Lent(wanted.device)) + " lent, " + FormatBytes(lending.device->free_bytes()) +
+        " of " + FormatBytes(lending.device->description().total_bytes) + " not in use)");
   }
   return absl::OkStatus();
 }
@@ -352,7 +342,7 @@ absl::StatusOr<LeaseTable::Mapping> LeaseTable::Map(const std::string& lease_id,
                                ", which has not handed it back since this agent's restart");
   }
   Mapping mapping;
-  HF_ASSIGN_OR_RETURN(mapping.descriptor, Duplicate(lease->descriptor(), lease_id));
+  HF_ASSIGN_OR_RETURN(mapping.descriptor, Duplicate(lease->memory->descriptor(), lease_id));
   mapping.bytes = lease->record.bytes;
   if (!(lease->record.holder == holder)) {
     // Remembered before the descriptor leaves: once it has, this memory is not replaceable.
@@ -372,13 +362,19 @@ absl::Status LeaseTable::Adopt(const std::string& lease_id, const std::string& t
     return absl::PermissionDeniedError("lease " + lease_id + " is not held by process " +
                                        std::to_string(holder.pid));
   }
-  HF_RETURN_IF_ERROR(CheckHandedBack(descriptor.get(), lease->record));
   if (lease->awaited()) {
-    lease->adopted = std::move(descriptor);
+    absl::StatusOr<std::unique_ptr<Memory>> adopted =
+        devices_.at(lease->record.device).device->Adopt(descriptor.release(), lease->record.bytes);
+    if (!adopted.ok()) {
+      return absl::InvalidArgumentError(
+          "what was handed back for lease " + lease_id +
+          " is not its memory: " + std::string(adopted.status().message()));
+    }
+    lease->memory = *std::move(adopted);
     return absl::OkStatus();
   }
   struct stat ours, theirs;
-  if (fstat(lease->descriptor(), &ours) != 0 || fstat(descriptor.get(), &theirs) != 0 ||
+  if (fstat(lease->memory->descriptor(), &ours) != 0 || fstat(descriptor.get(), &theirs) != 0 ||
       ours.st_ino != theirs.st_ino || ours.st_dev != theirs.st_dev) {
     return absl::NotFoundError("lease " + lease_id + " has other memory by now");
   }
@@ -439,8 +435,9 @@ std::vector<DeviceUsage> LeaseTable::Usage() const {
     device.total_bytes = lending.device->description().total_bytes;
     device.reserve_bytes = lending.reserve_bytes;
     device.lent_bytes = Lent(uuid);
-    device.largest_free =
-        std::max<Bytes>(0, device.total_bytes - device.reserve_bytes - device.lent_bytes);
+    device.largest_free = Free(lending);
+    device.occupied_bytes =
+        std::max<Bytes>(0, device.total_bytes - device.lent_bytes - lending.device->free_bytes());
     for (const auto& [lease_id, lease] : leases_) {
       if (lease.record.device == uuid && lease.awaited()) device.awaiting_workers = true;
     }

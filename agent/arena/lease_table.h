@@ -93,8 +93,8 @@ class LeaseTable {
   absl::StatusOr<Mapping> Map(const std::string& lease_id, const std::string& token,
                               const ProcessIdentity& holder);
   // A descriptor handed back by the process that kept it. OK also when the lease is not missing
-  // one and it is the same memory. NotFound, PermissionDenied as in Map; InvalidArgument: not
-  // memory of that size, or not sealed against shrinking.
+  // one and it is the same memory. NotFound, PermissionDenied as in Map; InvalidArgument as
+  // Device::Adopt.
   absl::Status Adopt(const std::string& lease_id, const std::string& token, UniqueFd descriptor,
                      const ProcessIdentity& holder);
   // `holder` has handed back all that it holds. Leases of its that are still missing get fresh
@@ -116,11 +116,9 @@ class LeaseTable {
  private:
   struct Lease {
     LeaseRecord record;
-    std::unique_ptr<Memory> memory;  // One of the two, or neither while awaited.
-    UniqueFd adopted;
-    absl::Time since;  // Of its state.
-    bool awaited() const { return memory == nullptr && !adopted.valid(); }
-    int descriptor() const { return memory != nullptr ? memory->descriptor() : adopted.get(); }
+    std::unique_ptr<Memory> memory;  // Null while awaited.
+    absl::Time since;                // Of its state.
+    bool awaited() const { return memory == nullptr; }
   };
 
   absl::Status CheckWanted(const LeaseRecord& wanted) const HF_REQUIRES(mutex_);
@@ -134,6 +132,8 @@ class LeaseTable {
   void Forget(const std::vector<std::string>& lease_ids);
   void AllocateAgain(Lease* lease) HF_REQUIRES(mutex_);
   Bytes Lent(const std::string& device) const HF_REQUIRES(mutex_);
+  // What one more lease could have: less the reserve, all leases and whatever else holds memory.
+  Bytes Free(const LendingDevice& lending) const HF_REQUIRES(mutex_);
 
   const std::map<std::string, LendingDevice> devices_;
   const Clock* const clock_;

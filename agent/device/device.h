@@ -87,6 +87,11 @@ class Device {
   // for this process. Not counted against the limit. InvalidArgument when the size does not match.
   virtual absl::StatusOr<std::unique_ptr<Memory>> Map(int descriptor, Bytes bytes) = 0;
 
+  // As the lender: takes over an allocation of exactly `bytes` that an earlier process made here,
+  // which `descriptor` (ownership moves here, also when it fails) has kept alive. Counted as one of
+  // Allocate. InvalidArgument: it is something else. data() may be null.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Adopt(int descriptor, Bytes bytes) = 0;
+
   // A lane for one direction and tier, with the speed of the path between this GPU and that tier.
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream(Direction direction, Tier tier) = 0;
 
@@ -102,7 +107,8 @@ class Device {
   // device was opened. Zero unless it was opened to measure.
   virtual absl::Duration measured_exposed_wait() const { return absl::ZeroDuration(); }
 
-  // Bytes of total_bytes that no allocation of this process's Device object holds.
+  // Bytes of total_bytes that an allocation could have now. On the host backend those that none of
+  // this Device object holds; on CUDA those that nobody on the machine holds.
   virtual Bytes free_bytes() const = 0;
 };
 

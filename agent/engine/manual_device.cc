@@ -129,6 +129,10 @@ absl::StatusOr<std::unique_ptr<Memory>> ManualDevice::Map(int /*descriptor*/, By
   return absl::UnimplementedError("a manual device maps nothing");
 }
 
+absl::StatusOr<std::unique_ptr<Memory>> ManualDevice::Adopt(int /*descriptor*/, Bytes /*bytes*/) {
+  return absl::UnimplementedError("a manual device lends nothing");
+}
+
 absl::StatusOr<std::unique_ptr<Stream>> ManualDevice::CreateStream(Direction direction, Tier tier) {
   return std::unique_ptr<Stream>(
       new ManualStream(this, absl::StrCat(DirectionName(direction), "/", TierName(tier))));

@@ -82,6 +82,7 @@ class ManualDevice final : public Device {
   const DeviceDescription& description() const override { return description_; }
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(Bytes bytes) override;
   absl::StatusOr<std::unique_ptr<Memory>> Map(int descriptor, Bytes bytes) override;
+  absl::StatusOr<std::unique_ptr<Memory>> Adopt(int descriptor, Bytes bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(Direction direction, Tier tier) override;
   absl::StatusOr<std::shared_ptr<const Event>> RecordCompute(void* compute_stream) override;
   absl::Status ComputeWait(void* compute_stream, const Event& event) override;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agent/arena/descriptor_client.h"
+#include "agent/device/host/host_machine.h"
 #include "agent/service/agent_service.h"
 #include "agent/service/coordinator_link.h"
 #include "agent/service/fake_membership.h"
@@ -48,10 +49,8 @@ class AgentTest : public ::testing::Test {
     options.run_directory = directory_;
     options.shim_path = "agent/hfshim";
     options.reserve_bytes = kMiB;
-    options.machine.node = "a";
-    options.machine.host_bytes = 64 * kMiB;
-    options.machine.devices = *ParseHostDevices("2 x 16MiB", "a");
-    auto node = Node::Create(options);
+    HostMachineOptions machine = {"a", *ParseHostDevices("2 x 16MiB", "a"), 64 * kMiB};
+    auto node = Node::Create(options, *HostMachine::Create(std::move(machine)));
     ASSERT_TRUE(node.ok()) << node.status();
     node_ = std::move(*node);
     service_ = std::make_unique<AgentService>(node_.get(), &fence_, [this] {

@@ -15,22 +15,33 @@ constexpr absl::Duration kLongestRevokeGrace = absl::Hours(24);
 
 }  // namespace
 
-absl::StatusOr<WorkerSurroundings> AgentService::Surroundings(const std::string& gpu_uuid) const {
-  const HostDevice* gpu = node_->machine()->Find(gpu_uuid);
-  if (gpu == nullptr || gpu == node_->machine()->host()) {
-    return absl::InvalidArgumentError("gpu: '" + gpu_uuid.substr(0, 64) + "' is not on node " +
-                                      node_->options().name);
+absl::StatusOr<WorkerSurroundings> AgentService::Surroundings(
+    const std::string& gpu_uuid, const std::vector<std::string>& visible) const {
+  GpuMachine* const machine = node_->machine();
+  for (const std::string& uuid : visible) {
+    if (machine->Find(uuid) == nullptr) return NotHere(uuid);
   }
+  const Device* const gpu = machine->Find(gpu_uuid);
+  if (gpu == nullptr || gpu == machine->host()) return NotHere(gpu_uuid);
+  const absl::Status usable = machine->CheckUsable(*gpu);
+  if (!usable.ok()) return absl::FailedPreconditionError(usable.message());
   WorkerSurroundings surroundings;
   surroundings.node = node_->options().name;
   surroundings.worker_socket = node_->worker_socket();
-  surroundings.host_devices = FormatHostDevices({gpu->options()});
+  surroundings.device_variables = machine->WorkerVariables(*gpu, visible);
   return surroundings;
+}
+
+absl::Status AgentService::NotHere(const std::string& uuid) const {
+  return absl::InvalidArgumentError("gpu: '" + uuid.substr(0, 64) + "' is not on node " +
+                                    node_->options().name);
 }
 
 absl::Status AgentService::Start(const v1::StartWorkerRequest& request, v1::WorkerReport* report) {
   HF_RETURN_IF_ERROR(fence_->Pass(request.epoch()));
-  HF_ASSIGN_OR_RETURN(WorkerSurroundings surroundings, Surroundings(request.gpu()));
+  HF_ASSIGN_OR_RETURN(
+      WorkerSurroundings surroundings,
+      Surroundings(request.gpu(), {request.local_gpus().begin(), request.local_gpus().end()}));
   surroundings.base = OwnEnvironment();
   WorkerSpec spec;
   HF_ASSIGN_OR_RETURN(spec.environment, WorkerEnvironment(request, surroundings));
@@ -55,7 +66,7 @@ grpc::Status AgentService::StartWorker(grpc::ServerContext*, const v1::StartWork
 absl::Status AgentService::Adopt(const v1::AdoptWorkerRequest& request,
                                  v1::AdoptWorkerResponse* response) {
   HF_RETURN_IF_ERROR(fence_->Pass(request.epoch()));
-  HF_ASSIGN_OR_RETURN(const WorkerSurroundings surroundings, Surroundings(request.gpu()));
+  HF_ASSIGN_OR_RETURN(const WorkerSurroundings surroundings, Surroundings(request.gpu(), {}));
   WorkerSpec spec;
   spec.worker_id = request.worker_id();
   spec.job_id = request.job_id();

@@ -41,7 +41,10 @@ class AgentService final : public v1::Agent::Service {
                             v1::LeaseResponse* response) override;
 
  private:
-  absl::StatusOr<WorkerSurroundings> Surroundings(const std::string& gpu_uuid) const;
+  // FailedPrecondition: the GPU runs no workers; the sentence says why.
+  absl::StatusOr<WorkerSurroundings> Surroundings(const std::string& gpu_uuid,
+                                                  const std::vector<std::string>& visible) const;
+  absl::Status NotHere(const std::string& uuid) const;
   absl::Status Adopt(const v1::AdoptWorkerRequest& request, v1::AdoptWorkerResponse* response);
   absl::Status Start(const v1::StartWorkerRequest& request, v1::WorkerReport* report);
 

@@ -354,7 +354,8 @@ TEST(EpochFence, OutlivesItsAgentAndSaysHowToStartOver) {
 
 TEST_F(AgentTest, TwoAgentsNeverShareARunDirectory) {
   NodeOptions options = node_->options();
-  const auto second = Node::Create(options);
+  HostMachineOptions machine = {"a", *ParseHostDevices("1GiB", "a"), 0};
+  const auto second = Node::Create(options, *HostMachine::Create(std::move(machine)));
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("in use"));
 }
@@ -376,7 +377,7 @@ TEST_F(AgentTest, HoldsOnePortForAJob) {
 TEST_F(AgentTest, ServesPagesWithoutSecrets) {
   const std::string token = Lend("lease", kMiB);
   std::atomic<CoordinatorLink*> none{nullptr};
-  auto pages = StatusPages(node_.get(), &none);
+  auto pages = StatusPages(node_.get(), &none, /*survey=*/nullptr);
   EXPECT_EQ(pages.at("/livez")().code, 200);
   EXPECT_EQ(pages.at("/readyz")().code, 503);
   EXPECT_THAT(pages.at("/metrics")().body,
@@ -392,7 +393,7 @@ TEST(MeasureLinks, ReportsWhatItMeasuredOverEveryPath) {
   options.host_bytes = 64 * kMiB;
   const auto machine = HostMachine::Create(options);
   ASSERT_TRUE(machine.ok());
-  const std::vector<v1::LinkProfile> links = MeasureLinks(machine->get());
+  const std::vector<v1::LinkProfile> links = MeasureLinks(**machine).links;
   ASSERT_EQ(links.size(), 6u) << "two between the GPUs, two between each and host memory";
   for (const v1::LinkProfile& link : links) {
     const bool host = link.from() == "host:a" || link.to() == "host:a";

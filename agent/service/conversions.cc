@@ -7,6 +7,11 @@
 #include "common/clock.h"
 
 namespace hyperframes {
+namespace {
+
+constexpr size_t kLongestReason = 512;
+
+}  // namespace
 
 v1::LeaseReport ToProto(const LeaseRecord& record) {
   v1::LeaseReport report;
@@ -67,16 +72,20 @@ std::vector<v1::GpuInfo> GpusOf(Node* node) {
   for (const DeviceUsage& device : node->leases()->Usage()) usage[device.device] = device;
   const std::map<std::string, CountersReading> counters = node->counters().ByGpu();
   std::vector<v1::GpuInfo> gpus;
-  for (const auto& device : node->machine()->devices()) {
+  for (const Device* const device : node->machine()->gpus()) {
     const DeviceDescription& description = device->description();
     v1::GpuInfo gpu;
     gpu.set_uuid(description.uuid);
-    gpu.set_index(static_cast<int>(gpus.size()));
+    gpu.set_index(node->machine()->IndexOf(*device));
     gpu.set_name(description.name);
     gpu.set_backend(description.backend);
     gpu.set_total_bytes(description.total_bytes);
     gpu.set_reserve_bytes(usage[description.uuid].reserve_bytes);
     gpu.set_lent_bytes(usage[description.uuid].lent_bytes);
+    gpu.set_occupied_bytes(usage[description.uuid].occupied_bytes);
+    const absl::Status usable = node->machine()->CheckUsable(*device);
+    gpu.set_unhealthy(!usable.ok());
+    gpu.set_unhealthy_reason(std::string(usable.message().substr(0, kLongestReason)));
     const auto reading = counters.find(description.uuid);
     if (reading != counters.end()) gpu.set_used_bytes(reading->second.activation_bytes);
     gpus.push_back(std::move(gpu));

@@ -66,6 +66,10 @@ CoordinatorLink::CoordinatorLink(CoordinatorLinkOptions options, Node* node, Epo
       beat_stub_(MakeStub(options_.coordinator, "heartbeat")),
       report_stub_(MakeStub(options_.coordinator, "report")),
       last_beat_(MonotonicClock()->Now()) {
+  {
+    MutexLock lock(&mutex_);
+    links_ = options_.links;
+  }
   beat_thread_ = std::thread([this] { BeatLoop(); });
   report_thread_ = std::thread([this] { ReportLoop(); });
 }
@@ -79,6 +83,18 @@ CoordinatorLink::~CoordinatorLink() {
   }
   beat_thread_.join();
   report_thread_.join();
+}
+
+void CoordinatorLink::SetLinks(std::vector<v1::LinkProfile> links) {
+  const auto same = [](const v1::LinkProfile& a, const v1::LinkProfile& b) {
+    return a.SerializeAsString() == b.SerializeAsString();
+  };
+  MutexLock lock(&mutex_);
+  if (std::equal(links.begin(), links.end(), links_.begin(), links_.end(), same)) return;
+  links_ = std::move(links);
+  links_changed_ = true;
+  notified_ = true;
+  changed_.NotifyAll();
 }
 
 void CoordinatorLink::NotifyChanged() {
@@ -158,7 +174,7 @@ void CoordinatorLink::ReportLoop() {
     {
       MutexLock lock(&mutex_);
       if (stopping_) return;
-      registered = registered_;
+      registered = registered_ && !links_changed_;
     }
     absl::Status status;
     if (!registered) {
@@ -236,6 +252,12 @@ std::string CoordinatorLink::Fingerprint() const {
   return text;
 }
 
+absl::Status CoordinatorLink::CallRegister(const v1::RegisterRequest& request,
+                                           v1::RegisterResponse* response) {
+  Call call(this, options_.rpc_timeout);
+  return FromGrpc(report_stub_->Register(call.context(), request, response));
+}
+
 absl::Status CoordinatorLink::Register() {
   v1::RegisterRequest request;
   request.mutable_version()->set_major(kProtocolMajor);
@@ -247,10 +269,18 @@ absl::Status CoordinatorLink::Register() {
   request.set_http_address(options_.http_address);
   request.set_worker_socket(node_->worker_socket());
   request.set_host_lendable_bytes(HostLendable(node_));
-  for (const v1::LinkProfile& link : options_.links) *request.add_links() = link;
+  {
+    MutexLock lock(&mutex_);
+    for (const v1::LinkProfile& link : links_) *request.add_links() = link;
+    links_changed_ = false;
+  }
   v1::RegisterResponse response;
-  Call call(this, options_.rpc_timeout);
-  HF_RETURN_IF_ERROR(FromGrpc(report_stub_->Register(call.context(), request, &response)));
+  const absl::Status registered = CallRegister(request, &response);
+  if (!registered.ok()) {
+    MutexLock lock(&mutex_);
+    links_changed_ = true;
+    return registered;
+  }
   HF_RETURN_IF_ERROR(CheckProtocol(response.version().major(), response.version().minor(),
                                    "coordinator " + options_.coordinator));
   HF_RETURN_IF_ERROR(fence_->Pass(response.epoch()));

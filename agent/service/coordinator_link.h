@@ -40,6 +40,9 @@ class CoordinatorLink {
   // Cancels calls under way.
   ~CoordinatorLink();
 
+  // These links instead of those of the options: registers again, unless they are the same.
+  void SetLinks(std::vector<v1::LinkProfile> links) HF_EXCLUDES(mutex_);
+
   // Something changed that the coordinator should hear of now rather than within a second.
   void NotifyChanged() HF_EXCLUDES(mutex_);
 
@@ -56,6 +59,7 @@ class CoordinatorLink {
   void BeatLoop();
   void ReportLoop();
   absl::Status Register();
+  absl::Status CallRegister(const v1::RegisterRequest& request, v1::RegisterResponse* response);
   absl::Status Report();
   absl::Status Beat();
   // Leases and workers that nobody wants any more.
@@ -82,6 +86,8 @@ class CoordinatorLink {
   bool stopping_ HF_GUARDED_BY(mutex_) = false;
   bool registered_ HF_GUARDED_BY(mutex_) = false;
   bool notified_ HF_GUARDED_BY(mutex_) = false;
+  std::vector<v1::LinkProfile> links_ HF_GUARDED_BY(mutex_);
+  bool links_changed_ HF_GUARDED_BY(mutex_) = false;  // Since the last registration began.
   absl::Duration heartbeat_interval_ HF_GUARDED_BY(mutex_) = absl::Seconds(1);
   absl::Time last_beat_ HF_GUARDED_BY(mutex_);
   std::string last_error_ HF_GUARDED_BY(mutex_);

@@ -32,7 +32,8 @@ const char* StateLabel(WorkerState state) {
 
 }  // namespace
 
-Node::Node(NodeOptions options) : options_(std::move(options)) {}
+Node::Node(NodeOptions options, std::unique_ptr<GpuMachine> machine)
+    : options_(std::move(options)), machine_(std::move(machine)) {}
 
 Node::~Node() {
   server_.reset();
@@ -40,18 +41,20 @@ Node::~Node() {
   supervisor_.reset();
 }
 
-absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options) {
-  std::unique_ptr<Node> node(new Node(std::move(options)));
+absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options,
+                                                   std::unique_ptr<GpuMachine> machine) {
+  std::unique_ptr<Node> node(new Node(std::move(options), std::move(machine)));
   const NodeOptions& o = node->options_;
-  HF_ASSIGN_OR_RETURN(node->machine_, HostMachine::Create(o.machine));
   std::vector<LendingDevice> lending;
-  for (const auto& device : node->machine_->devices()) {
+  for (Device* const device : node->machine_->gpus()) {
     if (o.reserve_bytes > device->description().total_bytes) {
       return absl::InvalidArgumentError("--reserve-bytes " + FormatBytes(o.reserve_bytes) +
                                         " is more than " + device->description().uuid + " has (" +
                                         FormatBytes(device->description().total_bytes) + ")");
     }
-    lending.push_back({device.get(), o.reserve_bytes});
+    lending.push_back({device, o.reserve_bytes});
+    const absl::Status usable = node->machine_->CheckUsable(*device);
+    if (!usable.ok()) LOG(WARNING) << "not used: " << usable.message();
   }
   if (node->machine_->host() != nullptr) lending.push_back({node->machine_->host(), 0});
   HF_ASSIGN_OR_RETURN(node->records_, LeaseRecords::Open(o.run_directory + "/leases"));

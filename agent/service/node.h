@@ -13,7 +13,7 @@
 #include "agent/arena/descriptor_server.h"
 #include "agent/arena/lease_records.h"
 #include "agent/arena/lease_table.h"
-#include "agent/device/host/host_machine.h"
+#include "agent/device/gpu_machine.h"
 #include "agent/supervisor/attached_workers.h"
 #include "agent/supervisor/port_holder.h"
 #include "agent/supervisor/supervisor.h"
@@ -27,7 +27,6 @@ struct NodeOptions {
   std::string name;
   std::string run_directory;
   std::string shim_path;
-  HostMachineOptions machine;
   Bytes reserve_bytes = 0;  // Of each GPU; never lent.
   // See SupervisorOptions.
   size_t most_ended_kept = SupervisorOptions().most_ended_kept;
@@ -39,12 +38,13 @@ class Node final : public DescriptorServerObserver {
  public:
   // Adopts what an earlier agent of this run directory left. InvalidArgument: contradicting
   // options. Other statuses as of the parts.
-  static absl::StatusOr<std::unique_ptr<Node>> Create(NodeOptions options);
+  static absl::StatusOr<std::unique_ptr<Node>> Create(NodeOptions options,
+                                                      std::unique_ptr<GpuMachine> machine);
   ~Node() override;
 
   const NodeOptions& options() const { return options_; }
   const std::string& worker_socket() const { return server_->socket_path(); }
-  HostMachine* machine() { return machine_.get(); }
+  GpuMachine* machine() { return machine_.get(); }
   LeaseTable* leases() { return leases_.get(); }
   Supervisor* supervisor() { return supervisor_.get(); }
   AttachedWorkers* attached() { return attached_.get(); }
@@ -74,14 +74,14 @@ class Node final : public DescriptorServerObserver {
   void LeaseOverdue(const LeaseRecord& lease) override;
 
  private:
-  explicit Node(NodeOptions options);
+  Node(NodeOptions options, std::unique_ptr<GpuMachine> machine);
   void WorkerEnded(const WorkerInfo& info) HF_EXCLUDES(mutex_);
   std::vector<DeviceSample> Devices() const;
 
   const NodeOptions options_;
   PortHolder ports_{MonotonicClock()};
   WorkerCounters counters_;
-  std::unique_ptr<HostMachine> machine_;
+  const std::unique_ptr<GpuMachine> machine_;
   std::unique_ptr<LeaseRecords> records_;
   std::unique_ptr<LeaseTable> leases_;
   Mutex mutex_;

@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "agent/service/networks.h"
+
 namespace hyperframes {
 namespace {
 
@@ -18,8 +20,13 @@ const char* StateName(WorkerState state) {
                                            : "EXITED";
 }
 
-HttpResponse Metrics(Node* node, const CoordinatorLink* link) {
+HttpResponse Metrics(Node* node, const CoordinatorLink* link, const LinkSurvey* survey) {
   NodeSample sample = node->Sample();
+  const LinkReport links = survey == nullptr ? LinkReport() : survey->report();
+  sample.links_measured = static_cast<int64_t>(links.links.size());
+  for (const UnmeasuredLink& unmeasured : links.unmeasured) {
+    ++sample.links_unmeasured[unmeasured.reason];
+  }
   if (link != nullptr) {
     const CoordinatorLink::State state = link->state();
     sample.registered = state.registered;
@@ -36,8 +43,39 @@ HttpResponse Ready(const CoordinatorLink* link) {
           "the coordinator does not know this agent: " + state.last_error + "\n"};
 }
 
-HttpResponse Status(Node* node, const CoordinatorLink* link) {
+Json Links(const LinkSurvey& survey) {
+  const LinkReport report = survey.report();
+  Json links = {
+      {"done", survey.done()}, {"measured", Json::array()}, {"unmeasured", Json::array()}};
+  for (const v1::LinkProfile& link : report.links) {
+    if (links["measured"].size() >= kMostListed) break;
+    links["measured"].push_back({{"from", link.from()},
+                                 {"to", link.to()},
+                                 {"kind", link.kind()},
+                                 {"bytes_per_second", link.bytes_per_second()},
+                                 {"latency_s", link.latency_s()}});
+  }
+  for (const UnmeasuredLink& link : report.unmeasured) {
+    if (links["unmeasured"].size() >= kMostListed) break;
+    links["unmeasured"].push_back(
+        {{"from", link.from}, {"to", link.to}, {"reason", link.reason}, {"message", link.message}});
+  }
+  return links;
+}
+
+Json Networks() {
+  Json networks = Json::array();
+  for (const NetworkDevice& device : ReadNetworks()) {
+    networks.push_back({{"name", device.name}, {"kind", device.kind}, {"state", device.state}});
+  }
+  return networks;
+}
+
+HttpResponse Status(Node* node, const CoordinatorLink* link, const LinkSurvey* survey) {
   Json page = {{"node", node->options().name}, {"worker_socket", node->worker_socket()}};
+  page["backend"] = node->machine()->backend();
+  page["networks"] = Networks();
+  if (survey != nullptr) page["links"] = Links(*survey);
   page["registered"] = link != nullptr && link->state().registered;
   page["coordinator_error"] = link == nullptr ? "" : link->state().last_error;
   page["devices"] = Json::array();
@@ -46,6 +84,7 @@ HttpResponse Status(Node* node, const CoordinatorLink* link) {
                                {"total_bytes", device.total_bytes},
                                {"reserve_bytes", device.reserve_bytes},
                                {"lent_bytes", device.lent_bytes},
+                               {"occupied_bytes", device.occupied_bytes},
                                {"awaiting_workers", device.awaiting_workers}});
   }
   page["workers"] = Json::array();
@@ -76,14 +115,15 @@ HttpResponse Status(Node* node, const CoordinatorLink* link) {
 
 }  // namespace
 
-HttpServer::Handlers StatusPages(Node* node, const std::atomic<CoordinatorLink*>* link) {
-  return {{"/metrics", [=] { return Metrics(node, link->load()); }},
+HttpServer::Handlers StatusPages(Node* node, const std::atomic<CoordinatorLink*>* link,
+                                 const LinkSurvey* survey) {
+  return {{"/metrics", [=] { return Metrics(node, link->load(), survey); }},
           {"/livez",
            [] {
              return HttpResponse{200, "text/plain", "ok\n"};
            }},
           {"/readyz", [=] { return Ready(link->load()); }},
-          {"/statusz", [=] { return Status(node, link->load()); }}};
+          {"/statusz", [=] { return Status(node, link->load(), survey); }}};
 }
 
 }  // namespace hyperframes

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "agent/service/coordinator_link.h"
+#include "agent/service/link_survey.h"
 #include "agent/service/node.h"
 #include "common/http_server.h"
 
@@ -12,8 +13,9 @@ namespace hyperframes {
 
 // /metrics; /livez: 200 while the process answers; /readyz: 200 once the coordinator knows this
 // agent, else 503 with the reason; /statusz: devices, workers and leases as JSON, without secrets.
-// Both arguments outlive the server; the link may still be null.
-HttpServer::Handlers StatusPages(Node* node, const std::atomic<CoordinatorLink*>* link);
+// The arguments outlive the server; the link may still be null, and `survey` too.
+HttpServer::Handlers StatusPages(Node* node, const std::atomic<CoordinatorLink*>* link,
+                                 const LinkSurvey* survey);
 
 }  // namespace hyperframes
 

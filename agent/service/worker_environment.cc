@@ -61,7 +61,7 @@ absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
   // A log that is followed shows a line when it is printed, not 8 KiB later.
   result["PYTHONUNBUFFERED"] = "1";
   for (const auto& [name, value] : request.env()) {
-    if (!IsName(name) || IsReserved(name)) {
+    if (!IsName(name) || IsReserved(name) || surroundings.device_variables.count(name) > 0) {
       return absl::InvalidArgumentError("env: '" + name.substr(0, 64) +
                                         "' cannot be set by a job: HyperFrames sets torchrun's "
                                         "variables and its own");
@@ -88,8 +88,7 @@ absl::StatusOr<std::map<std::string, std::string>> WorkerEnvironment(
   result["HYPERFRAMES_NODE"] = surroundings.node;
   result["HYPERFRAMES_GPU"] = request.gpu();
   result["HYPERFRAMES_WORKER_SOCKET"] = surroundings.worker_socket;
-  result["HYPERFRAMES_BACKEND"] = "host";
-  result["HYPERFRAMES_HOST_DEVICES"] = surroundings.host_devices;
+  for (const auto& [name, value] : surroundings.device_variables) result[name] = value;
   return result;
 }
 

@@ -14,7 +14,8 @@ namespace hyperframes {
 struct WorkerSurroundings {
   std::string node;
   std::string worker_socket;
-  std::string host_devices;                 // HYPERFRAMES_HOST_DEVICES of the rank's own GPU.
+  // GpuMachine::WorkerVariables of the rank's GPU: ours to set as well.
+  std::map<std::string, std::string> device_variables;
   std::map<std::string, std::string> base;  // The agent's own environment, for PATH and the like.
 };
 

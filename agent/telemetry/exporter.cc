@@ -179,6 +179,12 @@ std::string ExportMetrics(const NodeSample& sample) {
   families.Counter("lease_mappings_closed_total",
                    "Mapped leases that were returned, or whose process ended.", {},
                    sample.mappings_closed);
+  families.Gauge("links_measured", "Paths between GPUs and host memory with a measured speed.", {},
+                 sample.links_measured);
+  for (const auto& [reason, count] : FromZero(sample.links_unmeasured, {"probe_failed"})) {
+    families.Gauge("links_unmeasured", "Paths that no plan uses, for they were not measured.",
+                   {{"reason", reason}}, count);
+  }
   families.Gauge("registered", "1 while the coordinator knows this agent.", {},
                  sample.registered ? 1 : 0);
   // Not heartbeat_gap_seconds: that is the coordinator's histogram, and a name has one type.

@@ -41,6 +41,8 @@ struct NodeSample {
   std::vector<JobSample> jobs;                  // Workers that run.
   int64_t mappings_opened = 0;
   int64_t mappings_closed = 0;
+  int64_t links_measured = 0;
+  std::map<std::string, int64_t> links_unmeasured;  // By reason; a bounded set.
   bool registered = false;
   double heartbeat_gap_s = 0;  // Since the last answered heartbeat.
 };

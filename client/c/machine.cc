@@ -187,7 +187,7 @@ doctor::PathFacts Machine::MeasurePath(Device* from, Device* to, absl::Duration 
   path.to = to->description().uuid;
   if (cuda_ == nullptr) {
     path.link = "simulated";
-    path.simulated_promise = doctor::SimulatedPromise(*simulated_->Find(path.from), path.kind);
+    path.simulated_promise = doctor::SimulatedPromise(*simulated_, *from, path.kind);
   } else {
     path.link = to_host ? "pcie" : cuda_->LinkKind(*from, *to);
     if (!to_host && !cuda_->CanReach(*from, *to)) {

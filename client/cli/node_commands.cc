@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,17 @@ Bytes LentByGpus(const v1::NodeInfo& node) {
   Bytes lent = 0;
   for (const v1::GpuInfo& gpu : node.gpus()) lent += gpu.lent_bytes();
   return lent;
+}
+
+// What workers report, and on a real GPU all that is not lent, whoever holds it.
+Bytes UsedBesideLeases(const v1::GpuInfo& gpu) {
+  return std::max<Bytes>(gpu.used_bytes(), gpu.occupied_bytes());
+}
+
+std::string Health(const v1::GpuInfo& gpu) {
+  if (!gpu.unhealthy()) return "ok";
+  return gpu.unhealthy_reason().empty() ? "UNHEALTHY"
+                                        : absl::StrCat("UNHEALTHY: ", gpu.unhealthy_reason());
 }
 
 void SayNoNodes(const std::string& coordinator, std::ostream* out) {
@@ -103,10 +115,10 @@ absl::StatusOr<int> RunGpus(CommandLine* line) {
   for (const v1::NodeInfo& node : response.nodes()) {
     for (const v1::GpuInfo& gpu : node.gpus()) {
       table.AddRow({node.node(), absl::StrCat(gpu.index()), gpu.uuid(), gpu.name(),
-                    FormatBytes(gpu.total_bytes()), FormatBytes(gpu.used_bytes()),
+                    FormatBytes(gpu.total_bytes()), FormatBytes(UsedBesideLeases(gpu)),
                     FormatBytes(gpu.lent_bytes()), FormatBytes(gpu.reserve_bytes()),
-                    ShareText(gpu.used_bytes() + gpu.lent_bytes(), gpu.total_bytes()),
-                    gpu.unhealthy() ? "UNHEALTHY" : "ok"});
+                    ShareText(UsedBesideLeases(gpu) + gpu.lent_bytes(), gpu.total_bytes()),
+                    Health(gpu)});
     }
   }
   table.Print(line->out());

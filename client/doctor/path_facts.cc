@@ -78,9 +78,10 @@ GpuFacts FactsOf(const Device& gpu, bool simulated) {
 
 }  // namespace
 
-double SimulatedPromise(const HostDevice& gpu, PathKind kind) {
-  return static_cast<double>(kind == PathKind::kPeer ? gpu.options().peer_promise
-                                                     : gpu.options().host_promise);
+double SimulatedPromise(const HostMachine& machine, const Device& gpu, PathKind kind) {
+  const HostDeviceOptions& options =
+      machine.devices()[static_cast<size_t>(machine.IndexOf(gpu))]->options();
+  return static_cast<double>(kind == PathKind::kPeer ? options.peer_promise : options.host_promise);
 }
 
 void SimulatedPathSource::Collect(absl::Time deadline, Facts* facts) {
@@ -91,8 +92,7 @@ void SimulatedPathSource::Collect(absl::Time deadline, Facts* facts) {
   for (size_t at = 0; at < ways.size(); ++at) {
     PathFacts path = Describe(ways[at]);
     path.link = "simulated";
-    path.simulated_promise =
-        SimulatedPromise(*machine_->Find(ways[at].gpu->description().uuid), path.kind);
+    path.simulated_promise = SimulatedPromise(*machine_, *ways[at].gpu, path.kind);
     LinkProbeOptions options;
     options.clock = clock_;
     options.time_limit = Share(deadline - clock_->Now(), ways.size() - at);

@@ -43,7 +43,7 @@ class CudaPathSource final : public FactSource {
 };
 
 // What a simulated link from `gpu` promises; 0: nothing.
-double SimulatedPromise(const HostDevice& gpu, PathKind kind);
+double SimulatedPromise(const HostMachine& machine, const Device& gpu, PathKind kind);
 
 }  // namespace doctor
 }  // namespace hyperframes

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -197,6 +198,18 @@ int GroupRank(const v1::JobRecord& job, const std::string& node) {
   return static_cast<int>(nodes.size());
 }
 
+// So that a script which computes on cuda:LOCAL_RANK, as under torchrun, finds its own GPU there.
+google::protobuf::RepeatedPtrField<std::string> LocalGpus(const v1::JobRecord& job,
+                                                          const std::string& node) {
+  std::map<int32_t, std::string> by_local_rank;
+  for (const v1::JobWorkerRecord& worker : job.workers()) {
+    if (worker.node() == node) by_local_rank[worker.local_rank()] = worker.gpu();
+  }
+  google::protobuf::RepeatedPtrField<std::string> gpus;
+  for (auto& named : by_local_rank) *gpus.Add() = std::move(named.second);
+  return gpus;
+}
+
 }  // namespace
 
 v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
@@ -211,6 +224,7 @@ v1::StartWorkerRequest Reconciler::StartRequest(const v1::JobRecord& job,
   request.set_local_world_size(worker.local_world_size());
   request.set_group_rank(GroupRank(job, worker.node()));
   request.set_gpu(worker.gpu());
+  *request.mutable_local_gpus() = LocalGpus(job, worker.node());
   request.set_master_address(job.master_address());
   request.set_master_port(job.master_port());
   *request.mutable_command() = job.spec().command();

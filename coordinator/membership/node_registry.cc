@@ -15,6 +15,7 @@ namespace hyperframes {
 namespace {
 
 constexpr size_t kSupersededKept = 16;
+constexpr size_t kLongestReason = 512;
 constexpr int kMaxGpus = 64;
 constexpr int kMaxLinks = 16384;
 constexpr int kMaxReports = 4096;
@@ -48,8 +49,11 @@ absl::Status CheckGpus(const Gpus& gpus) {
       if (gpus[j].uuid() == gpu.uuid()) return BadField(field + ".uuid", gpu.uuid(), "named twice");
     }
     if (gpu.total_bytes() < 0 || gpu.reserve_bytes() < 0 || gpu.lent_bytes() < 0 ||
-        gpu.used_bytes() < 0) {
+        gpu.used_bytes() < 0 || gpu.occupied_bytes() < 0) {
       return BadField(field, gpu.uuid(), "a count of bytes is negative");
+    }
+    if (gpu.unhealthy_reason().size() > kLongestReason) {
+      return BadField(field + ".unhealthy_reason", gpu.unhealthy_reason(), "at most 512 bytes");
     }
   }
   return absl::OkStatus();

@@ -56,7 +56,8 @@ void AddDevices(const Node& node, const std::set<std::string>& computing,
     device->set_node(node.info.node());
     device->set_usable_bytes(std::max<Bytes>(0, gpu.total_bytes() - lent_on(gpu.uuid())));
     const bool lends = alive && !gpu.unhealthy() && computing.count(gpu.uuid()) == 0;
-    const Bytes left = gpu.total_bytes() - gpu.reserve_bytes() - lent_on(gpu.uuid());
+    const Bytes left =
+        gpu.total_bytes() - gpu.reserve_bytes() - gpu.occupied_bytes() - lent_on(gpu.uuid());
     device->set_lendable_bytes(lends ? std::max<Bytes>(0, left) : 0);
   }
   v1::DeviceProfile* host = problem->add_devices();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "agent/device/cuda/cuda_memory.h"
@@ -18,9 +19,11 @@
 namespace hyperframes {
 namespace {
 
-// "GPU-8-4-4-4-12", as NVML and nvidia-smi write it.
-std::string FormatUuid(const CUuuid& uuid) {
-  std::string text = "GPU-";
+constexpr const char* kPartitionMark = " MIG ";  // "NVIDIA H200 MIG 1g.18gb".
+
+// "GPU-8-4-4-4-12", as NVML and nvidia-smi write it; "MIG-..." for a partition.
+std::string FormatUuid(const CUuuid& uuid, bool is_partition) {
+  std::string text = is_partition ? "MIG-" : "GPU-";
   for (int i = 0; i < 16; ++i) {
     if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
     absl::StrAppendFormat(&text, "%02x", static_cast<unsigned char>(uuid.bytes[i]));
@@ -39,6 +42,29 @@ int NumaNodeOf(const CudaDriver& driver, CUdevice device) {
   return file >> node ? node : -1;
 }
 
+absl::Status CheckLending(const CudaDriver& driver, CUdevice device,
+                          const DeviceDescription& description, bool is_partition) {
+  const std::string who = absl::StrCat("GPU ", description.uuid, " (", description.name, ")");
+  if (is_partition) {
+    return absl::UnimplementedError(
+        absl::StrCat(who, " is a MIG partition, whose memory no other process or GPU can map: ",
+                     "switch MIG off (nvidia-smi -mig 0), or run without HyperFrames there "
+                     "(HYPERFRAMES_MODE=off)"));
+  }
+  for (const CUdevice_attribute needed :
+       {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}) {
+    int supported = 0;
+    HF_CUDA_RETURN_IF_ERROR(driver, who, cuDeviceGetAttribute, &supported, needed, device);
+    if (supported != 0) continue;
+    return absl::UnimplementedError(
+        absl::StrCat(who, " cannot export memory by descriptor (attribute ", needed,
+                     " is 0; some virtual GPUs are so): pass the whole GPU through to this "
+                     "machine, or run without HyperFrames there (HYPERFRAMES_MODE=off)"));
+  }
+  return absl::OkStatus();
+}
+
 bool IsMemfd(int descriptor) { return fcntl(descriptor, F_GET_SEALS) >= 0; }
 
 }  // namespace
@@ -54,9 +80,13 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const CudaDriver*
   HF_CUDA_RETURN_IF_ERROR(*driver, subject, cuDeviceGetUuid, &uuid, device);
   HF_CUDA_RETURN_IF_ERROR(*driver, subject, cuDeviceGetName, name, sizeof(name) - 1, device);
   HF_CUDA_RETURN_IF_ERROR(*driver, subject, cuDeviceTotalMem, &total, device);
-  DeviceDescription description{FormatUuid(uuid), name, "cuda", static_cast<Bytes>(total)};
-  return std::unique_ptr<CudaDevice>(
-      new CudaDevice(driver, device, std::move(description), NumaNodeOf(*driver, device), measure));
+  const bool is_partition = absl::StrContains(name, kPartitionMark);
+  DeviceDescription description{FormatUuid(uuid, is_partition), name, "cuda",
+                                static_cast<Bytes>(total)};
+  absl::Status lending = CheckLending(*driver, device, description, is_partition);
+  return std::unique_ptr<CudaDevice>(new CudaDevice(driver, device, std::move(description),
+                                                    std::move(lending), NumaNodeOf(*driver, device),
+                                                    measure));
 }
 
 absl::StatusOr<CudaEventPool*> CudaDevice::Events() {
@@ -75,6 +105,7 @@ absl::StatusOr<std::unique_ptr<Memory>> CudaDevice::Allocate(Bytes bytes) {
     return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes, " bytes on ",
                                                    description_.uuid, ": ask for at least 1"));
   }
+  HF_RETURN_IF_ERROR(lending_);
   absl::StatusOr<std::unique_ptr<Memory>> memory =
       ExportedMemory::Create(driver_, device_, description_.uuid, bytes);
   if (memory.status().code() != absl::StatusCode::kResourceExhausted) return memory;
@@ -92,6 +123,10 @@ absl::StatusOr<std::unique_ptr<Memory>> CudaDevice::Map(int descriptor, Bytes by
   const std::shared_ptr<const CudaContext>& context = (*events)->shared_context();
   if (IsMemfd(descriptor)) return PinnedMemory::Map(context, descriptor, bytes, numa_node_);
   return MappedMemory::Map(context, descriptor, bytes);
+}
+
+absl::StatusOr<std::unique_ptr<Memory>> CudaDevice::Adopt(int descriptor, Bytes bytes) {
+  return ExportedMemory::Adopt(driver_, device_, description_.uuid, descriptor, bytes);
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream(Direction /*direction*/,
@@ -139,8 +174,8 @@ absl::Duration CudaDevice::measured_exposed_wait() const {
 Bytes CudaDevice::free_bytes() const {
   const absl::StatusOr<const Nvml*> nvml = Nvml::Get();
   if (!nvml.ok()) return description_.total_bytes;
-  const absl::StatusOr<NodeGpu> gpu = (*nvml)->Find(description_.uuid);
-  return gpu.ok() ? gpu->free_bytes : description_.total_bytes;
+  const absl::StatusOr<Bytes> free = (*nvml)->FreeBytes(description_.uuid);
+  return free.ok() ? *free : description_.total_bytes;
 }
 
 }  // namespace hyperframes

@@ -24,11 +24,17 @@ class CudaDevice final : public Device {
   const DeviceDescription& description() const override { return description_; }
   CUdevice device() const { return device_; }
 
+  // OK, or Unimplemented with the reason why memory of this GPU cannot be lent to another process,
+  // and what to do: it is a partition (MIG), or its driver exports no descriptors.
+  const absl::Status& lending() const { return lending_; }
+
   // Physical memory without an address (data() is null): Map its descriptor on the GPU that uses
-  // it. InvalidArgument: bytes <= 0.
+  // it. InvalidArgument: bytes <= 0. Unimplemented: see lending().
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(Bytes bytes) override;
   // An exported allocation of any GPU, or a memfd, which is pinned in the background.
   absl::StatusOr<std::unique_ptr<Memory>> Map(int descriptor, Bytes bytes) override;
+  // Needs no context.
+  absl::StatusOr<std::unique_ptr<Memory>> Adopt(int descriptor, Bytes bytes) override;
   // InvalidArgument: tier KEEP, which needs no copies.
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(Direction direction, Tier tier) override;
   // `compute_stream` is a cudaStream_t of this GPU; null is the legacy default stream.
@@ -41,10 +47,11 @@ class CudaDevice final : public Device {
 
  private:
   CudaDevice(const CudaDriver* driver, CUdevice device, DeviceDescription description,
-             int numa_node, bool measure)
+             absl::Status lending, int numa_node, bool measure)
       : driver_(driver),
         device_(device),
         description_(std::move(description)),
+        lending_(std::move(lending)),
         numa_node_(numa_node),
         measure_(measure) {}
 
@@ -54,6 +61,7 @@ class CudaDevice final : public Device {
   const CudaDriver* const driver_;
   const CUdevice device_;
   const DeviceDescription description_;
+  const absl::Status lending_;
   const int numa_node_;
   const bool measure_;
   mutable Mutex mutex_;

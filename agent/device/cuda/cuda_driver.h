@@ -24,6 +24,7 @@ namespace hyperframes {
   X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent)                                    \
   X(cuMemCreate) X(cuMemRelease) X(cuMemGetAllocationGranularity)                              \
   X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)                            \
+  X(cuMemGetAllocationPropertiesFromHandle)                                                    \
   X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)       \
   X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemHostAlloc) X(cuMemFreeHost)               \
   X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent)             \

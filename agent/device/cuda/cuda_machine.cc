@@ -1,9 +1,11 @@
 #include "agent/device/cuda/cuda_machine.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "agent/device/cuda/cuda_device.h"
 #include "agent/device/cuda/nvml.h"
 #include "agent/device/host/host_machine.h"
@@ -42,6 +44,9 @@ class Machine final : public CudaMachine {
       gpus_.push_back(gpu.get());
       owned_.push_back(std::move(gpu));
     }
+    if (const absl::StatusOr<const Nvml*> nvml = Nvml::Get(); nvml.ok()) {
+      for (const NodeGpu& gpu : (*nvml)->List()) index_[gpu.uuid] = gpu.index;
+    }
     HostDeviceOptions host;
     host.uuid = absl::StrCat("host:", options_.node);
     host.total_bytes = options_.host_bytes >= 0 ? options_.host_bytes : HalfOfAvailableMemory();
@@ -49,8 +54,25 @@ class Machine final : public CudaMachine {
     return absl::OkStatus();
   }
 
+  std::string backend() const override { return "cuda"; }
   const std::vector<Device*>& gpus() const override { return gpus_; }
   Device* host() const override { return host_.get(); }
+
+  int IndexOf(const Device& gpu) const override {
+    const auto found = index_.find(gpu.description().uuid);
+    return found != index_.end() ? found->second : OrdinalOf(gpu);
+  }
+
+  absl::Status CheckUsable(const Device& gpu) const override {
+    return static_cast<const CudaDevice&>(gpu).lending();
+  }
+
+  std::map<std::string, std::string> WorkerVariables(
+      const Device& own, const std::vector<std::string>& visible) const override {
+    const std::string& uuid = own.description().uuid;
+    return {{"HYPERFRAMES_BACKEND", backend()},
+            {"CUDA_VISIBLE_DEVICES", visible.empty() ? uuid : absl::StrJoin(visible, ",")}};
+  }
 
   Bytes LendableBytes(const Device& gpu) const override {
     return std::max<Bytes>(0, gpu.free_bytes() - options_.reserve_bytes);
@@ -95,6 +117,7 @@ class Machine final : public CudaMachine {
   const CudaMachineOptions options_;
   std::vector<std::unique_ptr<CudaDevice>> owned_;
   std::vector<Device*> gpus_;
+  std::map<std::string, int> index_;  // By UUID, as NVML counts.
   std::unique_ptr<HostDevice> host_;
 };
 
@@ -103,7 +126,7 @@ class Machine final : public CudaMachine {
 absl::StatusOr<std::unique_ptr<CudaMachine>> CudaMachine::Open(const CudaMachineOptions& options) {
   HF_RETURN_IF_ERROR(CheckOptions(options));
   HF_ASSIGN_OR_RETURN(const CudaDriver* driver, CudaDriver::Get());
-  auto machine = std::make_unique<Machine>(driver, std::move(options));
+  auto machine = std::make_unique<Machine>(driver, options);
   HF_RETURN_IF_ERROR(machine->Fill());
   return std::unique_ptr<CudaMachine>(std::move(machine));
 }

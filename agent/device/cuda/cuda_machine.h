@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "agent/device/device.h"
+#include "agent/device/gpu_machine.h"
 #include "common/units.h"
 
 namespace hyperframes {
@@ -24,26 +25,16 @@ struct CudaMachineOptions {
   bool measure = false;
 };
 
-// The GPUs that this process can see. Thread-safe: nothing changes after Open. Outlives the engines
-// on its devices.
-class CudaMachine {
+// The GPUs that this process can see; those that only lend get no context. Thread-safe: nothing
+// changes after Open. Outlives the engines on its devices.
+class CudaMachine : public GpuMachine {
  public:
   // NotFound: no driver, or no GPU. FailedPrecondition: a driver that does not start.
   // Unimplemented: the build has no CUDA backend. InvalidArgument: sizes below 0.
   static absl::StatusOr<std::unique_ptr<CudaMachine>> Open(const CudaMachineOptions& options);
-  virtual ~CudaMachine() = default;
-
-  // In CUDA's order, which is the order of torch's indices.
-  virtual const std::vector<Device*>& gpus() const = 0;
-  // Host memory as a lender; GPUs pin it when they map it.
-  virtual Device* host() const = 0;
 
   // What `gpu` could lend now: its free memory less the reserve.
   virtual Bytes LendableBytes(const Device& gpu) const = 0;
-  // Whether `from` can copy into memory of `to` directly.
-  virtual bool CanReach(const Device& from, const Device& to) const = 0;
-  // "nvlink" or "pcie", for people.
-  virtual std::string LinkKind(const Device& from, const Device& to) const = 0;
   // UUIDs of GPUs on this node that CUDA_VISIBLE_DEVICES hides from this process. They can lend
   // through an agent, not to an embedded process.
   virtual std::vector<std::string> HiddenGpus() const = 0;

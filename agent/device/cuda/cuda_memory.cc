@@ -24,6 +24,13 @@ CUmemAllocationProp Properties(CUdevice device) {
   return properties;
 }
 
+// The driver takes a descriptor as a pointer.
+CUresult Import(const CudaDriver& driver, int descriptor, CUmemGenericAllocationHandle* handle) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  void* const as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
+  return driver.cuMemImportFromShareableHandle(handle, as_pointer, kDescriptor);
+}
+
 // The driver has no code of its own for a descriptor that is something else.
 absl::Status NotLent(const CudaDriver& driver, CUresult result, int descriptor,
                      const std::string& subject) {
@@ -70,6 +77,28 @@ absl::StatusOr<std::unique_ptr<Memory>> ExportedMemory::Create(const CudaDriver*
   return std::unique_ptr<Memory>(new ExportedMemory(driver, handle, std::move(owned), bytes));
 }
 
+absl::StatusOr<std::unique_ptr<Memory>> ExportedMemory::Adopt(const CudaDriver* driver,
+                                                              CUdevice device,
+                                                              const std::string& uuid,
+                                                              int descriptor, Bytes bytes) {
+  UniqueFd owned(descriptor);
+  const std::string subject = absl::StrCat(FormatBytes(bytes), " on ", uuid);
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult imported = Import(*driver, descriptor, &handle);
+  if (imported != CUDA_SUCCESS) return NotLent(*driver, imported, descriptor, subject);
+  auto release = absl::MakeCleanup([&] { driver->cuMemRelease(handle); });
+  CUmemAllocationProp properties = {};
+  HF_CUDA_RETURN_IF_ERROR(*driver, subject, cuMemGetAllocationPropertiesFromHandle, &properties,
+                          handle);
+  if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties.location.id != device) {
+    return absl::InvalidArgumentError(absl::StrCat("descriptor ", descriptor,
+                                                   " is memory of another device than ", uuid,
+                                                   ": hand back the lease's own"));
+  }
+  std::move(release).Cancel();
+  return std::unique_ptr<Memory>(new ExportedMemory(driver, handle, std::move(owned), bytes));
+}
+
 ExportedMemory::~ExportedMemory() { driver_->cuMemRelease(handle_); }
 
 absl::StatusOr<std::unique_ptr<Memory>> MappedMemory::Map(
@@ -86,9 +115,7 @@ absl::StatusOr<std::unique_ptr<Memory>> MappedMemory::Map(
   const std::string subject = absl::StrCat(FormatBytes(bytes), " for ", context->uuid());
 
   CUmemGenericAllocationHandle handle = 0;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver takes a descriptor as a pointer.
-  void* const as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
-  const CUresult imported = driver.cuMemImportFromShareableHandle(&handle, as_pointer, kDescriptor);
+  const CUresult imported = Import(driver, descriptor, &handle);
   if (imported != CUDA_SUCCESS) return NotLent(driver, imported, descriptor, subject);
   // The mapping holds the memory from here on; the handle is only needed to make it.
   auto release = absl::MakeCleanup([&] { driver.cuMemRelease(handle); });

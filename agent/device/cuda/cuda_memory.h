@@ -26,6 +26,12 @@ class ExportedMemory final : public Memory {
   // exported (MIG, some virtual GPUs).
   static absl::StatusOr<std::unique_ptr<Memory>> Create(const CudaDriver* driver, CUdevice device,
                                                         const std::string& uuid, Bytes bytes);
+  // The same allocation again, from its descriptor, after the process that made it has gone. Takes
+  // ownership of `descriptor`, also when it fails. InvalidArgument: no exported allocation, or one
+  // of another GPU. Its size is the caller's word: the driver tells nobody without a context.
+  static absl::StatusOr<std::unique_ptr<Memory>> Adopt(const CudaDriver* driver, CUdevice device,
+                                                       const std::string& uuid, int descriptor,
+                                                       Bytes bytes);
   ~ExportedMemory() override;
 
   char* data() const override { return nullptr; }

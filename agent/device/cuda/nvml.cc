@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -20,6 +21,11 @@ struct MemoryInfo {  // nvmlMemory_t, version 1.
   unsigned long long free;
   unsigned long long used;
 };
+
+absl::Status DoesNotAnswer(const std::string& uuid) {
+  return absl::NotFoundError(absl::StrCat("NVML knows no GPU ", uuid.substr(0, 64),
+                                          ", or it does not answer: look at nvidia-smi -L"));
+}
 
 }  // namespace
 
@@ -98,7 +104,9 @@ std::vector<NodeGpu> Nvml::List() const {
   for (unsigned index = 0; index < count; ++index) {
     void* gpu = nullptr;
     NodeGpu read;
-    if (functions_->by_index(index, &gpu) == kSuccess && Read(gpu, &read)) found.push_back(read);
+    if (functions_->by_index(index, &gpu) != kSuccess || !Read(gpu, &read)) continue;
+    read.index = static_cast<int>(index);
+    found.push_back(std::move(read));
   }
   return found;
 }
@@ -107,8 +115,17 @@ absl::StatusOr<NodeGpu> Nvml::Find(const std::string& uuid) const {
   void* gpu = nullptr;
   NodeGpu read;
   if (functions_->by_uuid(uuid.c_str(), &gpu) == kSuccess && Read(gpu, &read)) return read;
-  return absl::NotFoundError(absl::StrCat("NVML knows no GPU ", uuid.substr(0, 64),
-                                          ", or it does not answer: look at nvidia-smi -L"));
+  return DoesNotAnswer(uuid);
+}
+
+absl::StatusOr<Bytes> Nvml::FreeBytes(const std::string& uuid) const {
+  void* gpu = nullptr;
+  MemoryInfo memory = {};
+  if (functions_->by_uuid(uuid.c_str(), &gpu) == kSuccess &&
+      functions_->memory(gpu, &memory) == kSuccess) {
+    return static_cast<Bytes>(memory.free);
+  }
+  return DoesNotAnswer(uuid);
 }
 
 }  // namespace hyperframes

@@ -14,6 +14,7 @@ namespace hyperframes {
 // One physical GPU of this node.
 struct NodeGpu {
   std::string uuid;
+  int index = -1;  // In nvidia-smi; only of List.
   std::string name;
   Bytes total_bytes = 0;
   Bytes free_bytes = 0;
@@ -32,6 +33,9 @@ class Nvml {
 
   // NotFound names the GPU when NVML does not know it or it does not answer.
   absl::StatusOr<NodeGpu> Find(const std::string& uuid) const;
+
+  // Of Find only this, at a fraction of its price.
+  absl::StatusOr<Bytes> FreeBytes(const std::string& uuid) const;
 
  private:
   struct Functions;

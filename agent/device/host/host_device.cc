@@ -103,6 +103,16 @@ absl::StatusOr<std::unique_ptr<Memory>> HostDevice::Map(int descriptor, Bytes by
   return HostMemory::Map(descriptor, bytes);
 }
 
+absl::StatusOr<std::unique_ptr<Memory>> HostDevice::Adopt(int descriptor, Bytes bytes) {
+  // It is there whatever this device's limit is by now; within the limit it counts.
+  Bytes free = 0;
+  const bool counts = bytes > 0 && budget_->Take(bytes, &free);
+  absl::StatusOr<std::unique_ptr<Memory>> memory =
+      HostMemory::Map(descriptor, bytes, counts ? budget_ : nullptr);
+  if (!memory.ok() && counts) budget_->GiveBack(bytes);
+  return memory;
+}
+
 absl::StatusOr<std::unique_ptr<Stream>> HostDevice::CreateStream(Direction /*direction*/,
                                                                  Tier tier) {
   if (tier == Tier::kKeep) {

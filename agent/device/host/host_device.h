@@ -45,6 +45,7 @@ class HostDevice final : public Device {
   // InvalidArgument: bytes <= 0. Internal: the kernel refused.
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(Bytes bytes) override;
   absl::StatusOr<std::unique_ptr<Memory>> Map(int descriptor, Bytes bytes) override;
+  absl::StatusOr<std::unique_ptr<Memory>> Adopt(int descriptor, Bytes bytes) override;
   // InvalidArgument: tier KEEP, which needs no copies.
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(Direction direction, Tier tier) override;
   // The program runs on the calling thread, so the event is done at once.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <set>
 #include <utility>
@@ -224,18 +225,26 @@ absl::StatusOr<std::unique_ptr<HostMachine>> HostMachine::Create(HostMachineOpti
   std::unique_ptr<HostMachine> machine(new HostMachine());
   for (HostDeviceOptions& device : options.devices) {
     HF_ASSIGN_OR_RETURN(std::unique_ptr<HostDevice> created, HostDevice::Create(std::move(device)));
+    machine->gpus_.push_back(created.get());
     machine->devices_.push_back(std::move(created));
   }
   HF_ASSIGN_OR_RETURN(machine->host_, HostDevice::Create(std::move(host)));
   return machine;
 }
 
-HostDevice* HostMachine::Find(const std::string& uuid) const {
-  if (host_->description().uuid == uuid) return host_.get();
+int HostMachine::IndexOf(const Device& gpu) const {
+  const auto found = std::find(gpus_.begin(), gpus_.end(), &gpu);
+  return found == gpus_.end() ? -1 : static_cast<int>(found - gpus_.begin());
+}
+
+std::map<std::string, std::string> HostMachine::WorkerVariables(
+    const Device& own, const std::vector<std::string>& /*visible*/) const {
+  std::vector<HostDeviceOptions> described;
   for (const auto& device : devices_) {
-    if (device->description().uuid == uuid) return device.get();
+    if (device.get() == &own) described.push_back(device->options());
   }
-  return nullptr;
+  return {{"HYPERFRAMES_BACKEND", backend()},
+          {"HYPERFRAMES_HOST_DEVICES", FormatHostDevices(described)}};
 }
 
 }  // namespace hyperframes

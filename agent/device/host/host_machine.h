@@ -3,11 +3,14 @@
 #ifndef HYPERFRAMES_AGENT_DEVICE_HOST_HOST_MACHINE_H_
 #define HYPERFRAMES_AGENT_DEVICE_HOST_HOST_MACHINE_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "agent/device/gpu_machine.h"
 #include "agent/device/host/host_device.h"
 #include "common/units.h"
 
@@ -36,7 +39,7 @@ struct HostMachineOptions {
 };
 
 // Thread-safe: nothing changes after Create. Outlives the engines on its devices.
-class HostMachine {
+class HostMachine final : public GpuMachine {
  public:
   // InvalidArgument: a device that HostDevice::Create refuses, a UUID that comes twice, or
   // host_bytes below -1.
@@ -44,14 +47,24 @@ class HostMachine {
 
   // The GPUs, in the order of the options. Without host memory.
   const std::vector<std::unique_ptr<HostDevice>>& devices() const { return devices_; }
-  // A GPU or the host device; null when there is none of that UUID.
-  HostDevice* Find(const std::string& uuid) const;
-  HostDevice* host() const { return host_.get(); }
+
+  std::string backend() const override { return "host"; }
+  const std::vector<Device*>& gpus() const override { return gpus_; }
+  HostDevice* host() const override { return host_.get(); }
+  int IndexOf(const Device& gpu) const override;
+  absl::Status CheckUsable(const Device& /*gpu*/) const override { return absl::OkStatus(); }
+  bool CanReach(const Device& /*from*/, const Device& /*to*/) const override { return true; }
+  std::string LinkKind(const Device& /*from*/, const Device& /*to*/) const override {
+    return "simulated";
+  }
+  std::map<std::string, std::string> WorkerVariables(
+      const Device& own, const std::vector<std::string>& visible) const override;
 
  private:
   HostMachine() = default;
 
   std::vector<std::unique_ptr<HostDevice>> devices_;
+  std::vector<Device*> gpus_;
   std::unique_ptr<HostDevice> host_;
 };
 

@@ -70,7 +70,8 @@ absl::StatusOr<std::unique_ptr<Memory>> HostMemory::Create(const std::string& na
   return std::unique_ptr<Memory>(new HostMemory(*data, bytes, descriptor, std::move(budget)));
 }
 
-absl::StatusOr<std::unique_ptr<Memory>> HostMemory::Map(int descriptor, Bytes bytes) {
+absl::StatusOr<std::unique_ptr<Memory>> HostMemory::Map(int descriptor, Bytes bytes,
+                                                        std::shared_ptr<MemoryBudget> budget) {
   auto close_descriptor = absl::MakeCleanup([descriptor] {
     if (descriptor >= 0) close(descriptor);
   });
@@ -94,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Memory>> HostMemory::Map(int descriptor, Bytes by
   absl::StatusOr<char*> data = MapShared(descriptor, bytes);
   if (!data.ok()) return data.status();
   std::move(close_descriptor).Cancel();
-  return std::unique_ptr<Memory>(new HostMemory(*data, bytes, descriptor, /*budget=*/nullptr));
+  return std::unique_ptr<Memory>(new HostMemory(*data, bytes, descriptor, std::move(budget)));
 }
 
 HostMemory::~HostMemory() {

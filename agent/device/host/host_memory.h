@@ -38,8 +38,9 @@ class HostMemory final : public Memory {
                                                         std::shared_ptr<MemoryBudget> budget);
 
   // Takes ownership of `descriptor`, also when it fails. InvalidArgument: not a file, another size,
-  // or not sealed against shrinking and growing.
-  static absl::StatusOr<std::unique_ptr<Memory>> Map(int descriptor, Bytes bytes);
+  // or not sealed against shrinking and growing. As for Create, the budget gets `bytes` back.
+  static absl::StatusOr<std::unique_ptr<Memory>> Map(
+      int descriptor, Bytes bytes, std::shared_ptr<MemoryBudget> budget = nullptr);
 
   ~HostMemory() override;
 
@@ -54,7 +55,7 @@ class HostMemory final : public Memory {
   char* const data_;
   const Bytes bytes_;
   const int descriptor_;
-  const std::shared_ptr<MemoryBudget> budget_;  // Null for a mapping of somebody else's memory.
+  const std::shared_ptr<MemoryBudget> budget_;  // Null for a mapping of somebody else's.
 };
 
 }  // namespace hyperframes
