@@ -13,8 +13,9 @@ from torch.utils import _pytree
 
 from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
-from ._compiled import replaced_call
+from ._compiled import call_attribute, replace_call
 from ._frames import View, describe_tensor
+from ._gathered import gathers_weights, watch_gathered
 from ._group import CollectiveWatch, world_size
 from ._meter import ParameterStorages, passing_hooks
 from ._progress import progress
@@ -22,6 +23,7 @@ from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
 
+_BACKWARD_PER_FORWARD = 2.0  # Where it cannot be measured.
 _RUNS = 2  # Two, so that what differs between them is never placed by guess.
 
 
@@ -121,6 +123,17 @@ def _autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
     return torch.autocast(device.type, dtype)
 
 
+@contextlib.contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Sets ``module.forward`` on the instance (of a compiled module: what calls it) and puts back
+    exactly what was there."""
+    restore = replace_call(module, forward)
+    try:
+        yield
+    finally:
+        restore()
+
+
 class _Run:
     """One profiling forward."""
 
@@ -132,6 +145,7 @@ class _Run:
         self._allow_checkpointing = allow_checkpointing
         self.device = model_device(root)
         self._parameters = ParameterStorages(root)
+        self._gathers = any(gathers_weights(part) for part in root.modules())
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
@@ -175,8 +189,9 @@ class _Run:
         with contextlib.ExitStack() as stack:
             _guard.listen(self._see_hooks)
             stack.callback(_guard.unlisten, self._see_hooks)
+            stack.callback(watch_gathered(self._root, self._parameters.add))
             for name, module in self._blocks.items():
-                stack.enter_context(replaced_call(module, self._measured(name, module)))
+                stack.enter_context(replaced_forward(module, self._measured(name, module)))
             with passing_hooks(lambda t: self._saved(t, REST, seen), lambda t: t):
                 output = self._root(*args, **kwargs)
             ledger.in_root = False
@@ -194,16 +209,15 @@ class _Run:
                 "the checkpoint call, or pass allow_checkpointing=True."
             )
 
-    def _measured(self, name: str, module: nn.Module) -> Callable[..., Callable[..., Any]]:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                if not torch.is_grad_enabled() or self._running:
-                    return original(*args, **kwargs)
-                return self._measure(name, module, original, args, kwargs, "")
+    def _measured(self, name: str, module: nn.Module) -> Callable[..., Any]:
+        original = getattr(module, call_attribute(module))
 
-            return forward
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or self._running:
+                return original(*args, **kwargs)
+            return self._measure(name, module, original, args, kwargs, "")
 
-        return make
+        return forward
 
     def _stays(self, tensor: torch.Tensor) -> str:
         reason = stays_reason(tensor, self.device, self._parameters)
@@ -214,6 +228,8 @@ class _Run:
     def _saved(
         self, tensor: torch.Tensor, block: str, found: dict[int, StorageInfo]
     ) -> torch.Tensor:
+        if self._gathers and block in self._blocks and is_compiled(self._blocks[block]):
+            self._parameters.add(self._blocks[block])
         reason = self._stays(tensor)
         if tensor.layout is torch.strided and tensor.device == self.device:
             storage = tensor.untyped_storage()
@@ -326,7 +342,11 @@ class _Run:
         if [x._version for x in given if isinstance(x, torch.Tensor)] != versions:
             info.keep_reason = "changes its input in place"
         info.storages = sorted(found.values(), key=lambda storage: storage.ordinal)
-        info.backward_s = _time_backward(output, leaves, module, self.device)
+        if module is not None and _gathers_inside(module):
+            # A backward of this block alone would tell FSDP that the whole model's has ended.
+            info.backward_s = _BACKWARD_PER_FORWARD * info.forward_s
+        else:
+            info.backward_s = _time_backward(output, leaves, module, self.device)
         if base >= 0:
             peak = torch.cuda.max_memory_allocated(self.device) - base
             info.transient_bytes = max(0, peak - info.nbytes)
@@ -370,6 +390,14 @@ class _Run:
                     unmovable_reason=self._stays(leaf),
                     **describe_tensor(leaf),
                 )
+
+
+def _gathers_inside(module: nn.Module) -> bool:
+    """What is measured includes calls of FSDP's hooks."""
+    return any(
+        gathers_weights(part) and (part is not module or call_attribute(module) != "forward")
+        for part in module.modules()
+    )
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:

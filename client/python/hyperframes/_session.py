@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,10 +13,11 @@ from torch import nn
 from . import _guard
 from ._backend import make_backend
 from ._blocks import Ledger, discover_blocks, stays_reason
-from ._compiled import around_call
+from ._compiled import around_compiled, refuse_while_traced, replace_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
+from ._gathered import gathers_weights, watch_gathered
 from ._inflight import InFlight
 from ._meter import (
     ActivationMeter,
@@ -99,6 +100,7 @@ class Session:
         self._store: FrameStore | None = None
         self._leased: dict[str, int] = {}
         self._parameters = ParameterStorages()
+        self._gathers = any(gathers_weights(part) for part in self._root.modules())
         self._signature: Signature = ()
         self._micro_batch = 0
         self._in_flight = InFlight(self._held_bytes)
@@ -178,6 +180,7 @@ class Session:
             root.register_forward_pre_hook(self._before_root, with_kwargs=True, prepend=True).remove
         )
         undo.append(root.register_forward_hook(self._after_root, always_call=True).remove)
+        undo.append(watch_gathered(root, lambda part: self._parameters.add(part)))
         for name, module in self._blocks.items():
             self._install_block(name, module)
         _guard.listen(self._see_hooks)
@@ -200,14 +203,14 @@ class Session:
             self._ledger.leave(module)
 
         undo = self._undo
-        undo.append(around_call(module, before, after))
         if is_compiled(module):
+            undo.append(around_compiled(module, before, after))
             return
+        undo.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+        undo.append(module.register_forward_hook(after, always_call=True).remove)
         original = module.forward
-        had = "forward" in module.__dict__
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            self._parameters.add(module)  # FSDP2 has just gathered this block's weights.
             call = self._ledger.current_block(module)
             # Under a checkpoint of the user's the block must save the same in both its runs.
             if (
@@ -222,14 +225,7 @@ class Session:
             )
             return frame.run(args, kwargs)
 
-        def restore() -> None:
-            if had:
-                module.__dict__["forward"] = original
-            else:
-                module.__dict__.pop("forward", None)
-
-        module.forward = forward
-        undo.append(restore)
+        undo.append(replace_call(module, forward))
 
     def _uninstall(self, *failure: Any) -> None:
         if self._hooks is not None:
@@ -292,6 +288,7 @@ class Session:
         )
 
     def _before_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        refuse_while_traced()
         if self._passes():
             return
         refuse_graph_capture(self._device)
@@ -373,6 +370,8 @@ class Session:
     def _pack(self, tensor: torch.Tensor) -> Any:
         if type(tensor).__torch_dispatch__ is not _PLAIN:
             refuse_subclass(tensor, self._ledger.current().key)
+        if self._gathers and self._in_compiled_block():
+            self._parameters.add(cast(nn.Module, self._ledger.current().module))
         reason = stays_reason(tensor, self._device, self._parameters)
         if tensor.layout is not torch.strided or tensor.device != self._device:
             return Kept(tensor)

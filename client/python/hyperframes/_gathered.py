@@ -1,0 +1,46 @@
+"""Weights that FSDP2 gathers inside a step are weights, not activations.
+
+Their storages come and go with each block's forward and backward; a layer saves views of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+
+def gathers_weights(module: nn.Module) -> bool:
+    """fully_shard() was called on this very module."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def watch_gathered(model: nn.Module, add: Callable[[nn.Module], Any]) -> Callable[[], None]:
+    """Calls ``add(part)`` whenever FSDP2 has gathered the weights of a part of the model.
+
+    Not of compiled parts: a hook on these would be traced. Returns what undoes it.
+    """
+
+    def gathered(part: nn.Module, args: Any) -> None:
+        add(part)
+
+    # Not prepended, as FSDP's own hook is: it runs behind that one.
+    handles = [part.register_forward_pre_hook(gathered) for part in _sharded_parts(model)]
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
+
+
+def _sharded_parts(module: nn.Module) -> list[nn.Module]:
+    from ._compiled import is_compiled
+
+    if is_compiled(module):
+        return []
+    found = [module] if gathers_weights(module) else []
+    for child in module.children():
+        found += _sharded_parts(child)
+    return found
