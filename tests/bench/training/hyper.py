@@ -14,18 +14,22 @@ from hyperframes._engine import Backend, Engine
 
 from .workload import Workload
 
+_METHODS = (
+    "put", "take_releasable", "fetch", "wait", "next_to_prefetch", "drop", "quiesce", "stats",
+    "report", "report_micro_batches", "take_revocation",
+)  # fmt: skip
+
 
 class _Kept:
     """An engine that close() leaves open."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        for name in _METHODS:  # The engine's own: a step calls them thousands of times.
+            setattr(self, name, getattr(engine, name))
 
     def close(self) -> None:
         self._engine.quiesce()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 class KeepingBackend:
