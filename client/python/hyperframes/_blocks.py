@@ -36,8 +36,7 @@ def _is_stack(module: nn.Module) -> bool:
     return False
 
 
-def holds_stack(module: nn.Module) -> bool:
-    """A list of layers is somewhere inside."""
+def _holds_stack(module: nn.Module) -> bool:
     return any(_is_stack(child) for child in module.modules())
 
 
@@ -51,7 +50,7 @@ def _visit(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
                     yield from _visit(layer, f"{full}.{index}")
                 else:
                     yield f"{full}.{index}", layer
-        elif holds_stack(child):
+        elif _holds_stack(child):
             yield from _visit(child, full)
         else:
             yield full, child

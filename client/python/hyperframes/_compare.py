@@ -19,6 +19,7 @@ from . import _native
 from ._backend import make_backend
 from ._blocks import discover_blocks
 from ._comparison import Comparison, Row, percentile
+from ._compiled import replaced_call
 from ._config import Size, mode
 from ._diagnosis import diagnose
 from ._engine import Backend
@@ -26,7 +27,7 @@ from ._measured import figures_of, stuck_now
 from ._meter import ActivationMeter
 from ._observe import ObservedBackend, Recorder, merged
 from ._preserve import Fingerprint, Preserved, first_difference, gradients_of
-from ._profiler import _autocast, as_arguments, model_device, profile, replaced_forward
+from ._profiler import _autocast, as_arguments, model_device, profile
 from ._progress import Progress, progress
 from ._refusals import refuse_checkpointing, refuse_outer_hooks, unwrap
 from ._session import Session
@@ -372,7 +373,7 @@ def _checkpointed(
     with contextlib.ExitStack() as stack:
         for name, module in discover_blocks(root, names).items():
             if name not in kept:
-                stack.enter_context(replaced_forward(module, _checkpointing(module.forward)))
+                stack.enter_context(replaced_call(module, _checkpointing))
         yield
 
 

@@ -1,83 +1,71 @@
-"""How a block under torch.compile is called: around its compiled code, never inside it.
+"""Blocks on which ``module.compile()`` was called: what is done around them stays outside.
 
-Whatever stands inside is traced: a hook of ours on such a module would become part of the graph, or
-break it into pieces and be compiled itself. ``module.compile()`` compiles the call with all module
-hooks, ``torch.compile(module)`` makes an OptimizedModule whose forward is the compiled call.
+Such a module's call is one compiled function, its hooks and its forward inside. A hook or a forward
+of ours would be traced with them, and Dynamo, which cannot trace it, would give the whole block up:
+it would run eagerly, and nothing would say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
-from .errors import FailedPrecondition
+_CALL = "_compiled_call_impl"
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """torch.compile is on the block: its backward may overwrite an unpacked tensor."""
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
+def calls_compiled(module: nn.Module) -> bool:
+    """``module.compile()`` was called on it."""
+    return getattr(module, _CALL, None) is not None
 
 
-def call_attribute(module: nn.Module) -> str:
-    """What to replace to stand around a call of the module: its forward, or all of it."""
-    if type(module).__name__ != "OptimizedModule" and is_compiled(module):
-        return "_compiled_call_impl"
-    return "forward"
-
-
-def replace_call(module: nn.Module, call: Callable[..., Any]) -> Callable[[], None]:
-    """Sets ``call`` in the place of call_attribute(). Returns what puts back exactly what was
-    there."""
-    name = call_attribute(module)
-    had = name in module.__dict__
-    before = module.__dict__.get(name)
-
-    def restore() -> None:
-        if had:
-            module.__dict__[name] = before
-        else:
-            module.__dict__.pop(name, None)
-
-    setattr(module, name, call)
-    return restore
-
-
-def around_compiled(
-    module: nn.Module,
-    before: Callable[[nn.Module, Any, Any], None],
-    after: Callable[[nn.Module], None],
+def around_call(
+    module: nn.Module, before: Callable[..., Any], after: Callable[..., Any]
 ) -> Callable[[], None]:
-    """Calls ``before(module, args, kwargs)`` and ``after(module)`` around each call of a compiled
-    module, outside of what is traced; ``after`` also when it raises. Returns what undoes it."""
-    original = getattr(module, call_attribute(module))
+    """Calls ``before(module, args, kwargs)`` and ``after(module)``, also when it raises, around
+    every call of the module: its hooks, or whatever of it is compiled, are inside.
+
+    Returns:
+        What takes both away again.
+    """
+    if not calls_compiled(module):
+        first = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        last = module.register_forward_hook(after, always_call=True)
+
+        def remove() -> None:
+            first.remove()
+            last.remove()
+
+        return remove
+    compiled = getattr(module, _CALL)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before(module, args, kwargs)
         try:
-            return original(*args, **kwargs)
+            return compiled(*args, **kwargs)
         finally:
             after(module)
 
-    return replace_call(module, call)
+    setattr(module, _CALL, call)
+    return lambda: setattr(module, _CALL, compiled)
 
 
-def refuse_while_traced() -> None:
-    """FailedPrecondition: a forward of ours is being compiled into something larger."""
-    if torch.compiler.is_compiling():
-        # The graph ends here: what follows is run, not traced. (A raise that is traced is undone.)
-        torch._dynamo.graph_break()
-        refuse_whole("The model is called from compiled code (torch.compile around it)")
-
-
-def refuse_whole(what: str) -> None:
-    """Raises FailedPrecondition."""
-    raise FailedPrecondition(
-        f"{what}, so hooks run only after its whole forward: compile each block instead "
-        "(for layer in model.layers: layer.compile())."
-    )
+@contextlib.contextmanager
+def replaced_call(
+    module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """The module is called by ``make(its call)``: its compiled call when it has one, else its
+    forward. Puts back exactly what was there."""
+    name = _CALL if calls_compiled(module) else "forward"
+    had = name in module.__dict__
+    before = module.__dict__.get(name)
+    setattr(module, name, make(getattr(module, name)))
+    try:
+        yield
+    finally:
+        if had:
+            module.__dict__[name] = before
+        else:
+            module.__dict__.pop(name, None)

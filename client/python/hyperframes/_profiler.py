@@ -13,17 +13,18 @@ from torch.utils import _pytree
 
 from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
-from ._compiled import call_attribute, replace_call
+from ._compiled import replaced_call
 from ._frames import View, describe_tensor
-from ._gathered import gathers_weights, watch_gathered
+from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
+from ._measure_operators import CompiledWatch, measure_operators
 from ._meter import ParameterStorages, passing_hooks
+from ._phases import PhaseRecorder, bytes_beyond
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
 
-_BACKWARD_PER_FORWARD = 2.0  # Where it cannot be measured.
 _RUNS = 2  # Two, so that what differs between them is never placed by guess.
 
 
@@ -81,8 +82,12 @@ def profile(
         if gpu_rng is not None:
             torch.cuda.set_rng_state(gpu_rng, run.device)
     weights, gradients, states, buffers = resident_bill(root, optimizer)
+    blocks_run = run.in_order()
+    made = bytes_by_block([run.module_of(block) for block in blocks_run])
+    for block, count in zip(blocks_run, made, strict=True):
+        block.gradient_bytes = count
     return Profile(
-        blocks=run.in_order(),
+        blocks=blocks_run,
         signature=signature_of(args, kwargs),
         dtype=str(dtype or next(root.parameters()).dtype).removeprefix("torch."),
         parameter_bytes=weights,
@@ -123,17 +128,6 @@ def _autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
     return torch.autocast(device.type, dtype)
 
 
-@contextlib.contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Sets ``module.forward`` on the instance (of a compiled module: what calls it) and puts back
-    exactly what was there."""
-    restore = replace_call(module, forward)
-    try:
-        yield
-    finally:
-        restore()
-
-
 class _Run:
     """One profiling forward."""
 
@@ -145,7 +139,6 @@ class _Run:
         self._allow_checkpointing = allow_checkpointing
         self.device = model_device(root)
         self._parameters = ParameterStorages(root)
-        self._gathers = any(gathers_weights(part) for part in root.modules())
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
@@ -156,6 +149,10 @@ class _Run:
     def parts(self) -> int:
         """Blocks to be measured, when each is called once."""
         return len(self._blocks)
+
+    def module_of(self, block: BlockInfo) -> nn.Module | None:
+        """The block's module; None for what is outside every block."""
+        return self._blocks.get(block.name.partition("#")[0])
 
     def in_order(self) -> list[BlockInfo]:
         """REST first, for it may live all the step; LOSS last."""
@@ -189,9 +186,8 @@ class _Run:
         with contextlib.ExitStack() as stack:
             _guard.listen(self._see_hooks)
             stack.callback(_guard.unlisten, self._see_hooks)
-            stack.callback(watch_gathered(self._root, self._parameters.add))
             for name, module in self._blocks.items():
-                stack.enter_context(replaced_forward(module, self._measured(name, module)))
+                stack.enter_context(replaced_call(module, self._measured(name, module)))
             with passing_hooks(lambda t: self._saved(t, REST, seen), lambda t: t):
                 output = self._root(*args, **kwargs)
             ledger.in_root = False
@@ -209,15 +205,16 @@ class _Run:
                 "the checkpoint call, or pass allow_checkpointing=True."
             )
 
-    def _measured(self, name: str, module: nn.Module) -> Callable[..., Any]:
-        original = getattr(module, call_attribute(module))
+    def _measured(self, name: str, module: nn.Module) -> Callable[..., Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if not torch.is_grad_enabled() or self._running:
+                    return original(*args, **kwargs)
+                return self._measure(name, module, original, args, kwargs, "")
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled() or self._running:
-                return original(*args, **kwargs)
-            return self._measure(name, module, original, args, kwargs, "")
+            return forward
 
-        return forward
+        return make
 
     def _stays(self, tensor: torch.Tensor) -> str:
         reason = stays_reason(tensor, self.device, self._parameters)
@@ -228,8 +225,6 @@ class _Run:
     def _saved(
         self, tensor: torch.Tensor, block: str, found: dict[int, StorageInfo]
     ) -> torch.Tensor:
-        if self._gathers and block in self._blocks and is_compiled(self._blocks[block]):
-            self._parameters.add(self._blocks[block])
         reason = self._stays(tensor)
         if tensor.layout is torch.strided and tensor.device == self.device:
             storage = tensor.untyped_storage()
@@ -264,6 +259,7 @@ class _Run:
         gpu_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         buffers = [] if module is None else [(b, b.detach().clone()) for b in module.buffers()]
         runs: list[BlockInfo] = []
+        compiled = CompiledWatch()
         outputs: list[Any] = []
         self._running = name
         try:
@@ -274,14 +270,9 @@ class _Run:
                     torch.set_rng_state(rng)
                     if gpu_rng is not None:
                         torch.cuda.set_rng_state(gpu_rng, self.device)
-                fresh = [
-                    leaf.detach().requires_grad_(leaf.requires_grad)
-                    if isinstance(leaf, torch.Tensor)
-                    else leaf
-                    for leaf in leaves
-                ]
+                fresh = _fresh(leaves)
                 versions = [tensor._version for tensor in tensors]
-                with watch or contextlib.nullcontext():
+                with watch or contextlib.nullcontext(), compiled:
                     info, output = self._once(name, module, forward, fresh, spec)
                 info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
@@ -290,10 +281,19 @@ class _Run:
                     info.keep_reason = "updates a buffer"
                 runs.append(info)
                 outputs.append(output)
+            result = _merged(runs)
+            result.keep_reason = (
+                keep_reason or result.keep_reason or self._why_kept(module, outputs)
+            )
+            if compiled.seen:
+                result.selective_reason = "it runs compiled code"
+            elif module is not None and not result.keep_reason:
+                measure_operators(
+                    result, module, forward, lambda: _fresh_arguments(leaves, spec), self.device
+                )
+                _restore_buffers(buffers)
         finally:
             self._running = ""
-        result = _merged(runs)
-        result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
         self._found[result.name] = result
         self._tick(name)
         return outputs[-1]
@@ -329,10 +329,11 @@ class _Run:
             self._list_inputs(key, leaves, found)
         info = BlockInfo(key)
         base = self._start_peak()
+        phases = PhaseRecorder(self._ledger, key, self.device, max(base, 0))
         _synchronize(self.device)
         start = time.perf_counter()
         try:
-            with passing_hooks(lambda t: self._saved(t, key, found), lambda t: t):
+            with passing_hooks(lambda t: self._saved(t, key, found), phases.read):
                 output = forward(*args, **kwargs)
         finally:
             if module is not None:
@@ -342,14 +343,13 @@ class _Run:
         if [x._version for x in given if isinstance(x, torch.Tensor)] != versions:
             info.keep_reason = "changes its input in place"
         info.storages = sorted(found.values(), key=lambda storage: storage.ordinal)
-        if module is not None and _gathers_inside(module):
-            # A backward of this block alone would tell FSDP that the whole model's has ended.
-            info.backward_s = _BACKWARD_PER_FORWARD * info.forward_s
-        else:
-            info.backward_s = _time_backward(output, leaves, module, self.device)
+        own = [(s.ordinal, s.nbytes) for s in info.storages if not s.is_input]
         if base >= 0:
             peak = torch.cuda.max_memory_allocated(self.device) - base
-            info.transient_bytes = max(0, peak - info.nbytes)
+            info.transient_bytes = max(0, peak - sum(nbytes for _, nbytes in own))
+        phases.begin(own, bytes_beyond(output, leaves, self._ledger))
+        info.backward_s = _time_backward(output, leaves, module, self.device)
+        info.phases = phases.finish()
         info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
         flat = _pytree.tree_leaves(output)
         info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]
@@ -392,12 +392,18 @@ class _Run:
                 )
 
 
-def _gathers_inside(module: nn.Module) -> bool:
-    """What is measured includes calls of FSDP's hooks."""
-    return any(
-        gathers_weights(part) and (part is not module or call_attribute(module) != "forward")
-        for part in module.modules()
-    )
+def _fresh(leaves: list[Any]) -> list[Any]:
+    """The arguments again, as leaves of a graph of their own."""
+    return [
+        leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+
+
+def _fresh_arguments(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
+    given = [_no_leaf(x) if isinstance(x, torch.Tensor) else x for x in _fresh(leaves)]
+    args, kwargs = _pytree.tree_unflatten(given, spec)
+    return args, kwargs
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:

@@ -8,9 +8,6 @@ import torch
 from torch import nn
 
 from . import _guard
-from ._blocks import holds_stack
-from ._compiled import is_compiled as is_compiled
-from ._compiled import refuse_whole
 from ._meter import ActivationMeter, passing_hooks, top_hooks
 from .errors import FailedPrecondition, Unimplemented
 
@@ -19,16 +16,13 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DDP or DataParallel; block names are then the user's own.
-
-    FailedPrecondition: the model, or a part of it that holds many layers, is compiled as a whole.
-    """
+    """The module inside DDP or DataParallel; block names are then the user's own."""
     model = unwrap_data_parallel(model)
-    if is_compiled(model):
-        refuse_whole("The whole model is compiled")
-    for name, part in model.named_modules():
-        if is_compiled(part) and holds_stack(part):
-            refuse_whole(f"{name} is compiled with all its layers")
+    if type(model).__name__ == "OptimizedModule":
+        raise FailedPrecondition(
+            "The whole model is compiled, so hooks run only after its whole forward: compile each "
+            "block instead (for layer in model.layers: layer.compile())."
+        )
     return model
 
 
@@ -37,6 +31,14 @@ def unwrap_data_parallel(model: nn.Module) -> nn.Module:
     while type(model).__name__ in _WRAPPERS:
         model = model.module  # type: ignore[assignment]
     return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """torch.compile is on the block: its backward may overwrite an unpacked tensor."""
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )
 
 
 def refuse_checkpointing(model: nn.Module, allowed: bool) -> None:

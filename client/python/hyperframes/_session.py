@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,11 +13,11 @@ from torch import nn
 from . import _guard
 from ._backend import make_backend
 from ._blocks import Ledger, discover_blocks, stays_reason
-from ._compiled import around_compiled, refuse_while_traced, replace_call
+from ._compiled import around_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
-from ._gathered import gathers_weights, watch_gathered
+from ._gradients import watch_gradients
 from ._inflight import InFlight
 from ._meter import (
     ActivationMeter,
@@ -30,7 +30,6 @@ from ._meter import (
 )
 from ._planbook import PlanBook
 from ._profiler import model_device, profile
-from ._recompute import RecomputeFrame
 from ._refusals import (
     is_compiled,
     judge_inner_hooks,
@@ -41,6 +40,7 @@ from ._refusals import (
     unwrap,
 )
 from ._registry import register
+from ._replays import Replays
 from ._reporting import summarize
 from .errors import FailedPrecondition
 from .plan import Plan
@@ -100,14 +100,13 @@ class Session:
         self._store: FrameStore | None = None
         self._leased: dict[str, int] = {}
         self._parameters = ParameterStorages()
-        self._gathers = any(gathers_weights(part) for part in self._root.modules())
         self._signature: Signature = ()
         self._micro_batch = 0
         self._in_flight = InFlight(self._held_bytes)
-        self._recompute_ns: dict[str, int] = {}  # By block.
+        self._replays = Replays()
         self._counts = {
             "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
-            "recomputed_blocks": 0, "checkpoints_seen": 0,
+            "checkpoints_seen": 0,
         }  # fmt: skip
         self._last_engine_stats: dict[str, Any] = {}
 
@@ -180,7 +179,6 @@ class Session:
             root.register_forward_pre_hook(self._before_root, with_kwargs=True, prepend=True).remove
         )
         undo.append(root.register_forward_hook(self._after_root, always_call=True).remove)
-        undo.append(watch_gathered(root, lambda part: self._parameters.add(part)))
         for name, module in self._blocks.items():
             self._install_block(name, module)
         _guard.listen(self._see_hooks)
@@ -189,7 +187,7 @@ class Session:
         undo.append(lambda: self._meter.__exit__(None, None, None))
         announce(self)
         undo.append(lambda: withdraw(self))
-        self._hooks = passing_hooks(self._pack, _unpack)
+        self._hooks = passing_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
 
     def _install_block(self, name: str, module: nn.Module) -> None:
@@ -203,14 +201,14 @@ class Session:
             self._ledger.leave(module)
 
         undo = self._undo
+        undo.append(around_call(module, before, after))
         if is_compiled(module):
-            undo.append(around_compiled(module, before, after))
             return
-        undo.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
-        undo.append(module.register_forward_hook(after, always_call=True).remove)
         original = module.forward
+        had = "forward" in module.__dict__
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            self._parameters.add(module)  # FSDP2 has just gathered this block's weights.
             call = self._ledger.current_block(module)
             # Under a checkpoint of the user's the block must save the same in both its runs.
             if (
@@ -220,12 +218,21 @@ class Session:
                 or not self._is_on_top()
             ):
                 return original(*args, **kwargs)
-            frame = RecomputeFrame(
-                call.key, module, original, args, kwargs, self._device, self._count_recompute
-            )
-            return frame.run(args, kwargs)
+            assert self._plan is not None
+            assert self._store is not None
+            return self._replays.run(
+                call.key, module, original, args, kwargs, plan=self._plan, store=self._store,
+                micro_batch=self._micro_batch, token=self._in_flight.token, device=self._device,
+            )  # fmt: skip
 
-        undo.append(replace_call(module, forward))
+        def restore() -> None:
+            if had:
+                module.__dict__["forward"] = original
+            else:
+                module.__dict__.pop("forward", None)
+
+        module.forward = forward
+        undo.append(restore)
 
     def _uninstall(self, *failure: Any) -> None:
         if self._hooks is not None:
@@ -238,7 +245,8 @@ class Session:
 
     def _start(self, profile: Profile) -> None:
         assert self._backend is not None
-        self._book = PlanBook(self._backend, profile, self._limits, self._pins)
+        absent = watch_gradients(self._model)
+        self._book = PlanBook(self._backend, profile, self._limits, self._pins, absent)
         self._plan = self._book.first()
         self._limits = self._book.limits
         self._signature = profile.signature
@@ -254,15 +262,16 @@ class Session:
         self._store = FrameStore(engine, self._device)
 
     def _fit_engine(self) -> None:
-        """At a quiescent point: leases that are too small for the plan are exchanged."""
+        """At a quiescent point: leases too small for the plan are exchanged; its limits hold."""
         assert self._plan is not None
         assert self._backend is not None
+        assert self._store is not None
         needs = self._plan.lease_needs()
         short = any(size > self._leased.get(device, 0) for device, size in needs.items())
         if short and not self._backend.plans_once:
-            assert self._store is not None
             self._store.engine.close()
             self._open_engine()
+        self._store.engine.set_limits(*self._plan.copy_limits)
 
     def _answer_revocation(self) -> None:
         """A lease is asked back: everything is returned and planned without lenders."""
@@ -288,7 +297,6 @@ class Session:
         )
 
     def _before_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        refuse_while_traced()
         if self._passes():
             return
         refuse_graph_capture(self._device)
@@ -357,10 +365,6 @@ class Session:
     def _recomputes(self, key: str) -> bool:
         return self._plan is not None and self._plan.recomputes(key)
 
-    def _count_recompute(self, name: str, nanoseconds: int) -> None:
-        self._recompute_ns[name] = self._recompute_ns.get(name, 0) + nanoseconds
-        self._counts["recomputed_blocks"] += 1
-
     def _see_hooks(self, hooks: Any) -> None:
         if not self._suspended:
             where = self._ledger.current().key
@@ -370,8 +374,6 @@ class Session:
     def _pack(self, tensor: torch.Tensor) -> Any:
         if type(tensor).__torch_dispatch__ is not _PLAIN:
             refuse_subclass(tensor, self._ledger.current().key)
-        if self._gathers and self._in_compiled_block():
-            self._parameters.add(cast(nn.Module, self._ledger.current().module))
         reason = stays_reason(tensor, self._device, self._parameters)
         if tensor.layout is not torch.strided or tensor.device != self._device:
             return Kept(tensor)
@@ -410,6 +412,11 @@ class Session:
             return Kept(tensor, self._in_flight.token)
         moved.token = self._in_flight.token
         return moved
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if self._store is not None:
+            self._store.note_backward()
+        return packed.unpack()  # type: ignore[no-any-return]
 
     def _in_compiled_block(self) -> bool:
         module = self._ledger.current().module
@@ -450,7 +457,7 @@ class Session:
             completed_steps,
             self._meter.current_bytes,
             self._meter.peak_bytes,
-            sum(self._recompute_ns.values()),
+            sum(self._replays.recompute_ns.values()),
             plan.predicted_peak,
         )
         store.engine.report_micro_batches(0, *self._in_flight.times.totals())
@@ -483,14 +490,9 @@ class Session:
         return summarize(
             self._limits,
             self._plan,
-            self._counts,
+            {**self._counts, **self._replays.counts()},
             activation_peak=self._meter.peak_bytes if self._entered else 0,
-            recompute_ns=self._recompute_ns,
+            recompute_ns=self._replays.recompute_ns,
             held=dict(self._store.held) if self._store is not None else {},
             engine=engine,
         )
-
-
-def _unpack(packed: Any) -> torch.Tensor:
-    tensor: torch.Tensor = packed.unpack()
-    return tensor
