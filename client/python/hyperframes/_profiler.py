@@ -15,11 +15,8 @@ from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._compiled import replaced_call
 from ._frames import View, describe_tensor
-from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
-from ._measure_operators import CompiledWatch, measure_operators
 from ._meter import ParameterStorages, passing_hooks
-from ._phases import PhaseRecorder, bytes_beyond
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from .errors import FailedPrecondition
@@ -82,12 +79,8 @@ def profile(
         if gpu_rng is not None:
             torch.cuda.set_rng_state(gpu_rng, run.device)
     weights, gradients, states, buffers = resident_bill(root, optimizer)
-    blocks_run = run.in_order()
-    made = bytes_by_block([run.module_of(block) for block in blocks_run])
-    for block, count in zip(blocks_run, made, strict=True):
-        block.gradient_bytes = count
     return Profile(
-        blocks=blocks_run,
+        blocks=run.in_order(),
         signature=signature_of(args, kwargs),
         dtype=str(dtype or next(root.parameters()).dtype).removeprefix("torch."),
         parameter_bytes=weights,
@@ -149,10 +142,6 @@ class _Run:
     def parts(self) -> int:
         """Blocks to be measured, when each is called once."""
         return len(self._blocks)
-
-    def module_of(self, block: BlockInfo) -> nn.Module | None:
-        """The block's module; None for what is outside every block."""
-        return self._blocks.get(block.name.partition("#")[0])
 
     def in_order(self) -> list[BlockInfo]:
         """REST first, for it may live all the step; LOSS last."""
@@ -259,7 +248,6 @@ class _Run:
         gpu_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         buffers = [] if module is None else [(b, b.detach().clone()) for b in module.buffers()]
         runs: list[BlockInfo] = []
-        compiled = CompiledWatch()
         outputs: list[Any] = []
         self._running = name
         try:
@@ -270,9 +258,14 @@ class _Run:
                     torch.set_rng_state(rng)
                     if gpu_rng is not None:
                         torch.cuda.set_rng_state(gpu_rng, self.device)
-                fresh = _fresh(leaves)
+                fresh = [
+                    leaf.detach().requires_grad_(leaf.requires_grad)
+                    if isinstance(leaf, torch.Tensor)
+                    else leaf
+                    for leaf in leaves
+                ]
                 versions = [tensor._version for tensor in tensors]
-                with watch or contextlib.nullcontext(), compiled:
+                with watch or contextlib.nullcontext():
                     info, output = self._once(name, module, forward, fresh, spec)
                 info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
@@ -281,19 +274,10 @@ class _Run:
                     info.keep_reason = "updates a buffer"
                 runs.append(info)
                 outputs.append(output)
-            result = _merged(runs)
-            result.keep_reason = (
-                keep_reason or result.keep_reason or self._why_kept(module, outputs)
-            )
-            if compiled.seen:
-                result.selective_reason = "it runs compiled code"
-            elif module is not None and not result.keep_reason:
-                measure_operators(
-                    result, module, forward, lambda: _fresh_arguments(leaves, spec), self.device
-                )
-                _restore_buffers(buffers)
         finally:
             self._running = ""
+        result = _merged(runs)
+        result.keep_reason = keep_reason or result.keep_reason or self._why_kept(module, outputs)
         self._found[result.name] = result
         self._tick(name)
         return outputs[-1]
@@ -329,11 +313,10 @@ class _Run:
             self._list_inputs(key, leaves, found)
         info = BlockInfo(key)
         base = self._start_peak()
-        phases = PhaseRecorder(self._ledger, key, self.device, max(base, 0))
         _synchronize(self.device)
         start = time.perf_counter()
         try:
-            with passing_hooks(lambda t: self._saved(t, key, found), phases.read):
+            with passing_hooks(lambda t: self._saved(t, key, found), lambda t: t):
                 output = forward(*args, **kwargs)
         finally:
             if module is not None:
@@ -343,13 +326,10 @@ class _Run:
         if [x._version for x in given if isinstance(x, torch.Tensor)] != versions:
             info.keep_reason = "changes its input in place"
         info.storages = sorted(found.values(), key=lambda storage: storage.ordinal)
-        own = [(s.ordinal, s.nbytes) for s in info.storages if not s.is_input]
+        info.backward_s = _time_backward(output, leaves, module, self.device)
         if base >= 0:
             peak = torch.cuda.max_memory_allocated(self.device) - base
-            info.transient_bytes = max(0, peak - sum(nbytes for _, nbytes in own))
-        phases.begin(own, bytes_beyond(output, leaves, self._ledger))
-        info.backward_s = _time_backward(output, leaves, module, self.device)
-        info.phases = phases.finish()
+            info.transient_bytes = max(0, peak - info.nbytes)
         info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
         flat = _pytree.tree_leaves(output)
         info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]
@@ -390,20 +370,6 @@ class _Run:
                     unmovable_reason=self._stays(leaf),
                     **describe_tensor(leaf),
                 )
-
-
-def _fresh(leaves: list[Any]) -> list[Any]:
-    """The arguments again, as leaves of a graph of their own."""
-    return [
-        leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-        for leaf in leaves
-    ]
-
-
-def _fresh_arguments(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
-    given = [_no_leaf(x) if isinstance(x, torch.Tensor) else x for x in _fresh(leaves)]
-    args, kwargs = _pytree.tree_unflatten(given, spec)
-    return args, kwargs
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:

@@ -17,7 +17,6 @@ from ._compiled import around_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
-from ._gradients import watch_gradients
 from ._inflight import InFlight
 from ._meter import (
     ActivationMeter,
@@ -30,6 +29,7 @@ from ._meter import (
 )
 from ._planbook import PlanBook
 from ._profiler import model_device, profile
+from ._recompute import RecomputeFrame
 from ._refusals import (
     is_compiled,
     judge_inner_hooks,
@@ -40,7 +40,6 @@ from ._refusals import (
     unwrap,
 )
 from ._registry import register
-from ._replays import Replays
 from ._reporting import summarize
 from .errors import FailedPrecondition
 from .plan import Plan
@@ -103,10 +102,10 @@ class Session:
         self._signature: Signature = ()
         self._micro_batch = 0
         self._in_flight = InFlight(self._held_bytes)
-        self._replays = Replays()
+        self._recompute_ns: dict[str, int] = {}  # By block.
         self._counts = {
             "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
-            "checkpoints_seen": 0,
+            "recomputed_blocks": 0, "checkpoints_seen": 0,
         }  # fmt: skip
         self._last_engine_stats: dict[str, Any] = {}
 
@@ -187,7 +186,7 @@ class Session:
         undo.append(lambda: self._meter.__exit__(None, None, None))
         announce(self)
         undo.append(lambda: withdraw(self))
-        self._hooks = passing_hooks(self._pack, self._unpack)
+        self._hooks = passing_hooks(self._pack, _unpack)
         self._hooks.__enter__()
 
     def _install_block(self, name: str, module: nn.Module) -> None:
@@ -218,12 +217,10 @@ class Session:
                 or not self._is_on_top()
             ):
                 return original(*args, **kwargs)
-            assert self._plan is not None
-            assert self._store is not None
-            return self._replays.run(
-                call.key, module, original, args, kwargs, plan=self._plan, store=self._store,
-                micro_batch=self._micro_batch, token=self._in_flight.token, device=self._device,
-            )  # fmt: skip
+            frame = RecomputeFrame(
+                call.key, module, original, args, kwargs, self._device, self._count_recompute
+            )
+            return frame.run(args, kwargs)
 
         def restore() -> None:
             if had:
@@ -245,8 +242,7 @@ class Session:
 
     def _start(self, profile: Profile) -> None:
         assert self._backend is not None
-        absent = watch_gradients(self._model)
-        self._book = PlanBook(self._backend, profile, self._limits, self._pins, absent)
+        self._book = PlanBook(self._backend, profile, self._limits, self._pins)
         self._plan = self._book.first()
         self._limits = self._book.limits
         self._signature = profile.signature
@@ -262,16 +258,15 @@ class Session:
         self._store = FrameStore(engine, self._device)
 
     def _fit_engine(self) -> None:
-        """At a quiescent point: leases too small for the plan are exchanged; its limits hold."""
+        """At a quiescent point: leases that are too small for the plan are exchanged."""
         assert self._plan is not None
         assert self._backend is not None
-        assert self._store is not None
         needs = self._plan.lease_needs()
         short = any(size > self._leased.get(device, 0) for device, size in needs.items())
         if short and not self._backend.plans_once:
+            assert self._store is not None
             self._store.engine.close()
             self._open_engine()
-        self._store.engine.set_limits(*self._plan.copy_limits)
 
     def _answer_revocation(self) -> None:
         """A lease is asked back: everything is returned and planned without lenders."""
@@ -365,6 +360,10 @@ class Session:
     def _recomputes(self, key: str) -> bool:
         return self._plan is not None and self._plan.recomputes(key)
 
+    def _count_recompute(self, name: str, nanoseconds: int) -> None:
+        self._recompute_ns[name] = self._recompute_ns.get(name, 0) + nanoseconds
+        self._counts["recomputed_blocks"] += 1
+
     def _see_hooks(self, hooks: Any) -> None:
         if not self._suspended:
             where = self._ledger.current().key
@@ -413,11 +412,6 @@ class Session:
         moved.token = self._in_flight.token
         return moved
 
-    def _unpack(self, packed: Any) -> torch.Tensor:
-        if self._store is not None:
-            self._store.note_backward()
-        return packed.unpack()  # type: ignore[no-any-return]
-
     def _in_compiled_block(self) -> bool:
         module = self._ledger.current().module
         return module is not None and is_compiled(module)
@@ -457,7 +451,7 @@ class Session:
             completed_steps,
             self._meter.current_bytes,
             self._meter.peak_bytes,
-            sum(self._replays.recompute_ns.values()),
+            sum(self._recompute_ns.values()),
             plan.predicted_peak,
         )
         store.engine.report_micro_batches(0, *self._in_flight.times.totals())
@@ -490,9 +484,14 @@ class Session:
         return summarize(
             self._limits,
             self._plan,
-            {**self._counts, **self._replays.counts()},
+            self._counts,
             activation_peak=self._meter.peak_bytes if self._entered else 0,
-            recompute_ns=self._replays.recompute_ns,
+            recompute_ns=self._recompute_ns,
             held=dict(self._store.held) if self._store is not None else {},
             engine=engine,
         )
+
+
+def _unpack(packed: Any) -> torch.Tensor:
+    tensor: torch.Tensor = packed.unpack()
+    return tensor
