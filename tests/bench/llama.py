@@ -5,6 +5,9 @@
 LoRA adapters by peft (r = 16 on the attention's projections), SDPA, and the loss by
 hf.chunked_cross_entropy in every mode. Modes are measured as in finetune.py; rows go to
 docs/benchmarks/llama.json. Needs transformers and peft.
+
+``--part fsdp2`` shards all weights (no adapters) over every GPU with fully_shard, trains them with
+AdamW, and finds the largest batch per GPU that trains: checkpoint, and HyperFrames (auto).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import faulthandler
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,15 +26,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"
 
 import torch
 
+from bench.training import sharded
 from bench.training.llama import SHAPE_8B, SHAPE_TINY, LlamaTuning, make_llama
 from bench.training.measure import Meter, Plan, measure, row_of, summary
 from bench.training.modes import Modes
 from bench.training.ratios import Rows, mode_ratios
 from bench.training.report import lengths_of, merge, word_of
 from bench.training.workload import pinned_attention
+from hyperframes import _native
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = ("part", "length", "mode")
+KEY = ("part", "length", "mode", "batch")
 NAMES = ("nothing", "checkpoint", "peer", "peer_only", "host", "auto")
 
 
@@ -40,7 +46,7 @@ def say(text: str) -> None:
 
 def ratios(rows: Rows) -> dict[str, float]:
     """The fixed names; those whose rows are there."""
-    return mode_ratios(rows)
+    return mode_ratios(rows) | sharded.ratios(rows)
 
 
 def run_length(args: argparse.Namespace, workload: LlamaTuning, length: int) -> None:
@@ -67,6 +73,25 @@ def run_length(args: argparse.Namespace, workload: LlamaTuning, length: int) -> 
         write(args, rows)
 
 
+def run_fsdp2(args: argparse.Namespace) -> None:
+    """Starts torchrun for each mode; ranks write their rows for this process to keep."""
+    gpus = args.gpus or max(1, torch.cuda.device_count())
+    for length in args.lengths or [8192]:
+        words = [
+            f"--lengths={length}", f"--steps={args.steps}", f"--patience={args.patience}",
+            f"--cap={args.cap}", f"--layers={args.layers}", f"--chunk={args.chunk}",
+            f"--seconds={args.seconds}",
+        ]  # fmt: skip
+        words += [flag for flag in ("--tiny", "--lora") if flag in sys.argv]
+        with tempfile.TemporaryDirectory(prefix="hf-fsdp2-") as scratch:
+            for mode in args.modes or ["checkpoint", "auto"]:
+                say(f"FSDP2 on {gpus} GPUs at length {word_of(length)}: {mode}")
+                rows = sharded.search(
+                    __file__, words, mode, gpus, Path(scratch) / "rows", args.seconds, say
+                )
+                write(args, rows)
+
+
 def write(args: argparse.Namespace, rows: Rows) -> None:
     command = " ".join(["python", "tests/bench/llama.py", *sys.argv[1:]])
     report = merge(args.out, name="llama", command=command, rows=rows, key=KEY, ratios=ratios)
@@ -77,8 +102,9 @@ def write(args: argparse.Namespace, rows: Rows) -> None:
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     flag = parser.add_argument
-    flag("--lengths", default="8k,32k")
-    flag("--modes", default="nothing,checkpoint,peer,host,auto")
+    flag("--part", default="modes", choices=["modes", "fsdp2", "fsdp2-worker"])
+    flag("--lengths", default="", help="such as 8k,32k, the default of the part modes")
+    flag("--modes", default="", help="default: nothing,checkpoint,peer,host,auto")
     flag("--rounds", type=int, default=3)
     flag("--steps", type=int, default=3, help="timed steps of each turn")
     flag("--warm", type=int, default=1, help="steps before them")
@@ -90,7 +116,11 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--once", action="store_true", help="do not prove that the reference repeats itself")
     flag("--layers", type=int, default=0, help="instead of the model's own number")
     flag("--chunk", type=int, default=0, help="tokens of the loss; 0: the default")
-    flag("--full", action="store_true", help="train all weights, no adapters")
+    flag("--lora", action="store_true", help="adapters only in the part fsdp2, too")
+    flag("--gpus", type=int, default=0, help="of the part fsdp2; default: all")
+    flag("--cap", default="0", help="of memory per GPU in the part fsdp2; 0: all of it")
+    flag("--batch", type=int, default=0, help=argparse.SUPPRESS)
+    flag("--rows", default="", help=argparse.SUPPRESS)
     flag("--tiny", action="store_true", help="a few seconds on a processor, simulated GPUs")
     flag("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "llama.json")
     args = parser.parse_args(words)
@@ -102,8 +132,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     if args.tiny:
         os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
         torch.set_num_threads(1)
-    args.lengths = lengths_of(args.lengths)
-    args.modes = args.modes.split(",")
+    args.lengths = lengths_of(args.lengths) if args.lengths else []
+    args.modes = args.modes.split(",") if args.modes else []
     unknown = sorted(set(args.modes) - set(NAMES))
     if unknown:
         parser.error(f"no mode {', '.join(unknown)}; there are {', '.join(NAMES)}")
@@ -111,17 +141,29 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main() -> None:
+def run_worker(args: argparse.Namespace) -> int:
+    args.length, args.cap = args.lengths[0], _native.parse_bytes(args.cap)
+    return sharded.Worker(args).run()
+
+
+def main() -> int:
     faulthandler.enable()
     args = parse()
+    if args.part == "fsdp2":  # Before this process takes memory on a GPU.
+        run_fsdp2(args)
+        return 0
     with pinned_attention(args.device):
-        trunk = make_llama(args.shape, args.device, args.dtype, lora=not args.full)
+        if args.part == "fsdp2-worker":
+            return run_worker(args)
+        trunk = make_llama(args.shape, args.device, args.dtype, lora=True)
         workload = LlamaTuning(
             trunk, args.device, args.shape["vocab_size"], chunk=args.chunk or None
         )  # fmt: skip
-        for length in args.lengths:
+        args.modes = args.modes or ["nothing", "checkpoint", "peer", "host", "auto"]
+        for length in args.lengths or [8192, 32768]:
             run_length(args, workload, length)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

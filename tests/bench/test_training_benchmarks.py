@@ -86,15 +86,34 @@ def test_several_commands_fill_one_file(tmp_path: Path) -> None:
     assert report["ratios"]["longest_sequence_vs_checkpoint"] > 0
 
 
-@pytest.mark.skipif(
+needs_transformers = pytest.mark.skipif(
     not (importlib.util.find_spec("transformers") and importlib.util.find_spec("peft")),
     reason="needs transformers and peft",
 )
+
+
+@needs_transformers
 def test_every_mode_of_llama_has_the_gradients_of_its_reference(tmp_path: Path) -> None:
     words = ("--lengths=256", "--rounds=1", "--steps=1")
     rows = by_mode(run("llama.py", tmp_path / "llama.json", *words))
     assert set(rows) == {"nothing", "checkpoint", "peer", "host", "auto"}
     assert_measured(rows)
+
+
+@needs_transformers
+def test_fsdp2_finds_the_largest_batch_of_each_mode(tmp_path: Path) -> None:
+    words = ("--part=fsdp2", "--gpus=2", "--lengths=128", "--steps=1", "--cap=6MiB")
+    report = run("llama.py", tmp_path / "llama.json", *words)
+    rows = [row for row in report["rows"] if row["part"] == "fsdp2"]
+    for mode in ("checkpoint", "auto"):
+        tried = {row["batch"]: row for row in rows if row["mode"] == mode}
+        largest = max(batch for batch, row in tried.items() if row["trains"])
+        assert not tried[largest + 1]["trains"]
+        assert all(row["gradients"] == "bit-equal" and row["gpus"] == 2 for row in tried.values())
+    assert set(report["ratios"]) == {
+        "fsdp2_largest_batch_vs_checkpoint",
+        "fsdp2_throughput_vs_checkpoint",
+    }
 
 
 def measured(length: int, mode: str, part: str = "modes") -> dict[str, Any]:

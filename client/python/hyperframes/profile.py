@@ -370,24 +370,30 @@ def resident_bill(
     where the optimizer has not taken its first step."""
     parameters = list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
-    trained_bytes = sum(p.numel() * p.element_size() for p in trained)
+    trained_bytes = sum(_own_bytes(p) for p in trained)
     states = 0
     if optimizer is not None:
         real = sum(
-            value.numel() * value.element_size()
+            _own_bytes(value)
             for state in optimizer.state.values()
             if isinstance(state, Mapping)
             for value in state.values()
             if isinstance(value, torch.Tensor)
         )
         states = real or trained_bytes * _states_per_weight(optimizer)
-    weights = sum(p.numel() * p.element_size() for p in parameters)
+    weights = sum(_own_bytes(p) for p in parameters)
     return (
         weights,
         trained_bytes,
         states,
-        sum(b.numel() * b.element_size() for b in model.buffers()),
+        sum(_own_bytes(b) for b in model.buffers()),
     )
+
+
+def _own_bytes(tensor: torch.Tensor) -> int:
+    """What this rank holds of it: of a DTensor its shard, which is what FSDP2 leaves here."""
+    held: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return held.numel() * held.element_size()
 
 
 def _states_per_weight(optimizer: torch.optim.Optimizer) -> int:

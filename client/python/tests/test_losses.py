@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -192,3 +197,69 @@ def test_the_example_holds_a_fraction_of_the_activations(monkeypatch: pytest.Mon
     assert abs(loss - plain_loss) < 1e-4
     assert framed_loss == loss
     assert framed < without_logits < everything / 2
+
+
+RANK_PROGRAM = """
+import sys, torch, torch.distributed as dist, torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+import hyperframes as hf
+
+rank, place = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.token = nn.Embedding(64, 16)
+        self.head = nn.Linear(16, 64, bias=False)
+    def forward(self, ids, plain=False):
+        hidden = torch.tanh(self.token(ids))
+        if plain is None:
+            return hidden
+        if plain:
+            return F.cross_entropy(self.head(hidden).float(), ids)
+        return hf.chunked_cross_entropy(hidden, self.head.weight, ids, chunk=7)
+
+def batch(of):
+    return torch.randint(64, (40,), generator=torch.Generator().manual_seed(of))
+
+def close(found, expected):
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max(), (found, expected)
+
+expected = Model()
+((expected(batch(0), True) + expected(batch(1), True)) / 2).backward()
+
+inside = nn.parallel.DistributedDataParallel(Model())
+inside(batch(rank)).backward()
+close(inside.module.head.weight.grad, expected.head.weight.grad)
+close(inside.module.token.weight.grad, expected.token.weight.grad)
+
+sharded = Model()
+try:
+    fully_shard(sharded)
+    hf.chunked_cross_entropy(torch.zeros(3, 16), sharded.head.weight, batch(0)[:3])
+    raise SystemExit("a shard was taken for the weight")
+except hf.InvalidArgument as error:
+    assert "DTensor" in str(error), error
+hidden = sharded(batch(rank), None)  # The root is not resharded: its weight is whole here.
+hf.chunked_cross_entropy(hidden, sharded.head.weight, batch(rank), chunk=7).backward()
+close(sharded.head.weight.grad.full_tensor(), expected.head.weight.grad)
+close(sharded.token.weight.grad.full_tensor(), expected.token.weight.grad)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_gradients_are_averaged_under_ddp_and_fsdp2(tmp_path: Path) -> None:
+    package = Path(hf.__file__).resolve().parents[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK_PROGRAM, str(rank), str(tmp_path / "rendezvous")],
+            env={**os.environ, "PYTHONPATH": str(package)}, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ended = [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks]
+    assert all(not code for _, code in ended), ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .hyper import HyperMode
+from .hyper import NOTHING_AGAIN, HyperMode
 from .measure import Measured, Meter, Plan, measure, row_of
 from .modes import Modes
 from .workload import FineTune
@@ -26,7 +26,7 @@ class Borrowing:
     def prepare(self, meter: Meter) -> None:
         profile = self._workload.profile()
         self._hyper = HyperMode(
-            self._workload, profile, forbid=("host", "recompute"),
+            self._workload, profile, forbid=("host", *NOTHING_AGAIN),
             activation_budget=int(profile.activation_bytes * self._share),
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,9 +11,17 @@ import torch
 
 import hyperframes as hf
 from hyperframes import _backend as backends
+from hyperframes import _config
 from hyperframes._engine import Backend, Engine
 
 from .workload import Workload
+
+# What forbids everything that runs a forward again, in the words that this release knows.
+NOTHING_AGAIN = tuple(w for w in ("recompute", "selective") if w in _config._FORBIDDABLE)
+_METHODS = (
+    "put", "take_releasable", "fetch", "wait", "next_to_prefetch", "drop", "quiesce", "stats",
+    "report", "report_micro_batches", "take_revocation",
+)  # fmt: skip
 
 
 class _Kept:
@@ -20,12 +29,11 @@ class _Kept:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        for name in _METHODS:  # The engine's own: a step calls them thousands of times.
+            setattr(self, name, getattr(engine, name))
 
     def close(self) -> None:
         self._engine.quiesce()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 class KeepingBackend:
@@ -178,6 +186,7 @@ class HyperMode:
             "peer_bytes": moved("peer"),
             "host_bytes": moved("host"),
             "recomputed_bytes": stats.get("recomputed_bytes"),
+            "policies": dict(Counter(plan.policies.values())) if plan else {},
             "predicted_step_s": plan.predicted_step_s if plan else None,
             "predicted_peak_bytes": plan.predicted_peak if plan else None,
             "prefetch_misses": engine.get("prefetch_misses"),

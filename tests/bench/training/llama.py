@@ -102,8 +102,8 @@ class LlamaTuning:
     def loss(self) -> torch.Tensor:
         return self.loss_of(self.model(self._ids))
 
-    def profile(self) -> hf.Profile:
-        return hf.profile(self.model, self._ids, loss_fn=self.loss_of)
+    def profile(self, optimizer: torch.optim.Optimizer | None = None) -> hf.Profile:
+        return hf.profile(self.model, self._ids, loss_fn=self.loss_of, optimizer=optimizer)
 
     def blocks(self) -> list[nn.Module]:
         return list(self.model.llama.model.layers)

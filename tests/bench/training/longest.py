@@ -11,13 +11,13 @@ import torch
 
 import hyperframes as hf
 
-from .hyper import HyperMode, least_budget
+from .hyper import NOTHING_AGAIN, HyperMode, least_budget
 from .measure import Meter, OutOfTimeError, forget_frames, time_limit
 from .modes import Modes
 from .workload import FineTune
 
 STEP = 4096
-HYPER = {"peer": ("host",), "peer_only": ("host", "recompute"), "auto": ()}
+HYPER = {"peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "auto": ()}
 _USABLE = 0.965  # Of the cap, as a budget: the allocator's segments are never all used.
 _MOST_TRIALS = 5
 

@@ -93,10 +93,9 @@ class Meter:
         self._cuda = device.type == "cuda"
         self.warms = warms
         self._activations: hf.ActivationMeter | None = None
-        self._resident = sum(
-            p.numel() * p.element_size() * (2 if p.requires_grad else 1)
-            for p in workload.model.parameters()
-        )
+        self._weights = sum(_bytes_of(p) for p in workload.model.parameters())
+        self._gradients = 0  # Bytes that this backward has made so far.
+        self._highest = 0
 
     @property
     def model(self) -> nn.Module:
@@ -108,6 +107,8 @@ class Meter:
 
     def clear(self) -> None:
         """Drops gradients."""
+        self._note()
+        self._gradients = 0
         self.model.zero_grad(set_to_none=True)
 
     def synchronize(self) -> None:
@@ -121,23 +122,39 @@ class Meter:
             torch.cuda.empty_cache()
             yield
             return
-        self._activations = hf.ActivationMeter(self.model)
-        with self._activations:
+        with contextlib.ExitStack() as stack:
+            self._activations = stack.enter_context(hf.ActivationMeter(self.model))
+            stack.callback(setattr, self, "_activations", None)
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    watched: Any = parameter
+                    hook = watched.register_post_accumulate_grad_hook(self._made)
+                    stack.callback(hook.remove)
             yield
-        self._activations = None
+
+    def _made(self, parameter: torch.Tensor) -> None:
+        self._note()
+        self._gradients += _bytes_of(parameter)
+
+    def _note(self) -> None:
+        """Closes the span in which there were as many gradients as now."""
+        if self._activations is not None:
+            self._highest = max(self._highest, self._activations.reset_peak() + self._gradients)
 
     def start_peak(self) -> None:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
-        elif self._activations is not None:
-            self._activations.reset_peak()
+            return
+        self._note()
+        self._highest = 0
 
     def peak(self) -> int:
-        """Bytes: the allocator's on a GPU; resident and saved ones on a processor."""
+        """Bytes: the allocator's on a GPU; on a processor weights, gradients and what is saved for
+        backward."""
         if self._cuda:
             return torch.cuda.max_memory_allocated(self._device)
-        saved = self._activations.peak_bytes if self._activations is not None else 0
-        return self._resident + saved
+        self._note()
+        return self._weights + self._highest
 
     def warm_peak(self) -> int:
         """The peak of a step after a warm one, or of the first where no step is to be spent."""
@@ -188,6 +205,10 @@ class Meter:
         self.clear()
         self.synchronize()
         return torch.stack(sums).cpu()
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def timing_event() -> torch.cuda.Event:

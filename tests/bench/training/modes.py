@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 import hyperframes as hf
 
-from .hyper import HyperMode
+from .hyper import NOTHING_AGAIN, HyperMode
 from .measure import Measured, Meter, SkippedError
 from .offload import InputsOnHost, on_demand_offload
 from .workload import Workload
@@ -242,7 +242,7 @@ class Modes:
     def _hyper(
         self, name: str, base: str, references: tuple[str, ...], around: Enter, suffix: str
     ) -> HyperFramesMode:
-        forbid = {"peer": ("host",), "peer_only": ("host", "recompute"), "host": ("peer",)}
+        forbid = {"peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "host": ("peer",)}
         kind = "host" if base == "host" else "peer"
 
         def profile() -> hf.Profile:
