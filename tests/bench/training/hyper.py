@@ -18,10 +18,7 @@ from .workload import Workload
 
 # What forbids everything that runs a forward again, in the words that this release knows.
 NOTHING_AGAIN = tuple(w for w in ("recompute", "selective") if w in _config._FORBIDDABLE)
-_METHODS = (
-    "put", "take_releasable", "fetch", "wait", "next_to_prefetch", "drop", "quiesce", "stats",
-    "report", "report_micro_batches", "take_revocation",
-)  # fmt: skip
+_METHODS = [name for name in vars(Engine) if not name.startswith("_") and name != "close"]
 
 
 class _Kept:
@@ -65,8 +62,7 @@ class KeepingBackend:
         self.moved_before = {}
         if not any(lease["device"].startswith("host:") for lease in leases):
             return self._backend.open_engine(plan, options)
-        limits = (plan.get("stash_limit", 0), plan.get("prefetch_limit", 0))
-        key = repr((leases, limits, sorted(options.items(), key=str)))
+        key = repr((leases, sorted(options.items(), key=str)))
         if self._engine is None or key != self._key:
             self.let_go()
             self._engine, self._key = self._backend.open_engine(plan, options), key
