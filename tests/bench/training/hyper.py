@@ -18,10 +18,6 @@ from .workload import Workload
 
 # What forbids everything that runs a forward again, in the words that this release knows.
 NOTHING_AGAIN = tuple(w for w in ("recompute", "selective") if w in _config._FORBIDDABLE)
-_METHODS = (
-    "put", "take_releasable", "fetch", "wait", "next_to_prefetch", "drop", "quiesce", "stats",
-    "report", "report_micro_batches", "take_revocation",
-)  # fmt: skip
 
 
 class _Kept:
@@ -29,11 +25,14 @@ class _Kept:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        for name in _METHODS:  # The engine's own: a step calls them thousands of times.
-            setattr(self, name, getattr(engine, name))
 
     def close(self) -> None:
         self._engine.quiesce()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._engine, name)
+        setattr(self, name, found)  # A step calls the engine thousands of times.
+        return found
 
 
 class KeepingBackend:
