@@ -18,7 +18,6 @@ from .workload import Workload
 
 # What forbids everything that runs a forward again, in the words that this release knows.
 NOTHING_AGAIN = tuple(w for w in ("recompute", "selective") if w in _config._FORBIDDABLE)
-_METHODS = [name for name in vars(Engine) if not name.startswith("_") and name != "close"]
 
 
 class _Kept:
@@ -26,11 +25,14 @@ class _Kept:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        for name in _METHODS:  # The engine's own: a step calls them thousands of times.
-            setattr(self, name, getattr(engine, name))
 
     def close(self) -> None:
         self._engine.quiesce()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._engine, name)
+        setattr(self, name, found)  # A step calls the engine thousands of times.
+        return found
 
 
 class KeepingBackend:
@@ -62,7 +64,8 @@ class KeepingBackend:
         self.moved_before = {}
         if not any(lease["device"].startswith("host:") for lease in leases):
             return self._backend.open_engine(plan, options)
-        key = repr((leases, sorted(options.items(), key=str)))
+        limits = (plan.get("stash_limit", 0), plan.get("prefetch_limit", 0))
+        key = repr((leases, limits, sorted(options.items(), key=str)))
         if self._engine is None or key != self._key:
             self.let_go()
             self._engine, self._key = self._backend.open_engine(plan, options), key
