@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperframes as hf
@@ -279,6 +281,70 @@ def test_compiled_code_inside_a_block_keeps_it_from_being_selective() -> None:
         profile = hf.profile(stack(Mixed), sample())
     assert profile.block("layers.0").selective_reason == "it runs compiled code"
     assert profile.block("layers.0").selective == []
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_a_compiled_block_is_left_alone() -> None:
+    model = stack(Grouped)
+    model.layers[0].compile(backend="eager")
+    plain = steps(model)
+    model = stack(Grouped)
+    model.layers[0].compile(backend="eager")
+    profile = hf.profile(model, sample())
+    assert profile.block("layers.0").selective == []
+    assert len(profile.block("layers.1").selective) > 4
+    backend = forced_selective(make_backend(DEVICE), "host")
+    context = hf.hyperframes(model, profile=profile, activation_budget="1GiB", _backend=backend)
+    with context as inside:
+        assert context.plan is not None
+        assert context.plan.policies["layers.0"] == "POLICY_SAVE"
+        assert_same(plain, steps(inside))
+    assert context.stats()["selective_blocks"] == 2
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_blocks_that_fsdp2_gathers_are_selective_too() -> None:
+    distributed = torch.distributed
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh(DEVICE.type, (1,))
+
+        def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
+            model = stack(Grouped)
+            for layer in model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+            seen: Any = []
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = model(sample()).square().mean()
+                loss.backward()
+                local = [p.grad.to_local().clone() for p in model.parameters()]  # type: ignore
+                seen.append((loss.detach(), local))
+                optimizer.step()
+            return seen
+
+        plain = run(*sharded())
+        model, optimizer = sharded()
+        context = selective(model, "")
+        with context as inside:
+            assert_same(plain, run(inside, optimizer))
+        stats = context.stats()
+        assert stats["selective_blocks"] == 2 * 3
+        assert stats["selective_diverged"] == stats["selective_stale"] == 0
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_random_numbers_of_a_saved_operator_are_not_drawn_again_by_the_next() -> None:
+    profile = hf.profile(stack(Noisy), sample())
+    drawing = {s.op for s in profile.block("layers.0").selective if s.random}
+    assert "aten.bernoulli.default" in drawing and "aten.rand_like.default" in drawing
 
 
 @pytest.mark.usefixtures("every_operator")
