@@ -7,11 +7,10 @@
 #include <cstdio>
 #include <ctime>
 #include <limits>
-#include <map>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "coordinator/planner/plan_checks.h"
 #include "coordinator/planner/test_problems.h"
 
 namespace hyperframes {
@@ -19,18 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
-
-FramePlan MustPlan(const PlanProblem& problem) {
-  const auto plan = MakeGreedyPlanner()->Plan(problem);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  if (plan.ok()) return *plan;
-  FramePlan empty;  // So that the checks after the failure have something to read.
-  empty.ranks.resize(problem.ranks.size());
-  for (size_t r = 0; r < problem.ranks.size(); ++r) {
-    empty.ranks[r].blocks.resize(problem.ranks[r].blocks.size());
-  }
-  return empty;
-}
 
 std::string Refusal(const PlanProblem& problem, absl::StatusCode code) {
   const auto plan = MakeGreedyPlanner()->Plan(problem);
@@ -52,91 +39,6 @@ Bytes SmallestNamed(const std::string& message) {
 }
 
 Bytes Moved(const RankPlan& rank) { return rank.bytes_by_tier[1] + rank.bytes_by_tier[2]; }
-
-const SelectiveStorage& SelectiveOf(const BlockProfile& block, int32_t ordinal) {
-  return *std::find_if(block.selective.begin(), block.selective.end(),
-                       [ordinal](const SelectiveStorage& s) { return s.ordinal == ordinal; });
-}
-
-// Bytes that wait under SELECTIVE without being among what a SAVE would hold.
-Bytes SelectedBeyond(const RankProblem& problem, const RankPlan& plan) {
-  Bytes bytes = 0;
-  for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    for (const StorageDecision& where : plan.blocks[b].selected) {
-      const SelectiveStorage& storage = SelectiveOf(problem.blocks[b], where.ordinal);
-      if (!storage.is_saved) bytes += storage.bytes + storage.kept_bytes;
-    }
-  }
-  return bytes;
-}
-
-int CountOf(const FramePlan& plan, Policy policy) {
-  const auto& blocks = plan.ranks[0].blocks;
-  return static_cast<int>(
-      std::count_if(blocks.begin(), blocks.end(),
-                    [policy](const BlockDecision& block) { return block.policy == policy; }));
-}
-
-// What must hold for any plan, whatever decided it.
-void ExpectSound(const PlanProblem& problem, const FramePlan& plan) {
-  std::map<std::string, Bytes> leased;
-  ASSERT_EQ(plan.ranks.size(), problem.ranks.size());
-  for (size_t r = 0; r < plan.ranks.size(); ++r) {
-    const RankPlan& rank = plan.ranks[r];
-    const RankProblem& of = problem.ranks[r];
-    ASSERT_EQ(rank.blocks.size(), of.blocks.size());
-    if (of.activation_budget >= 0) {
-      EXPECT_LE(rank.predicted_activation_peak, of.activation_budget);
-    }
-    std::map<std::string, Bytes> lease;
-    for (const LeaseNeed& need : rank.leases) {
-      lease[need.device] = need.bytes;
-      leased[need.device] += need.bytes;
-    }
-    std::map<std::string, Bytes> end;
-    Bytes total = rank.recomputed_bytes;
-    for (const Bytes bytes : rank.bytes_by_tier) total += bytes;
-    EXPECT_EQ(total, rank.activation_bytes + SelectedBeyond(of, rank));
-    for (size_t b = 0; b < rank.blocks.size(); ++b) {
-      const BlockDecision& block = rank.blocks[b];
-      const BlockProfile& profile = of.blocks[b];
-      EXPECT_EQ(block.name, profile.name);
-      EXPECT_FALSE(block.reason.empty());
-      EXPECT_LT(block.reason.size(), 600u);
-      EXPECT_TRUE(profile.recomputable || block.policy == Policy::kSave);
-      ASSERT_EQ(block.storages.size(), profile.storages.size());
-      std::vector<std::pair<StorageDecision, Bytes>> slots;
-      for (size_t s = 0; s < block.storages.size(); ++s) {
-        const StorageDecision& where = block.storages[s];
-        EXPECT_EQ(where.ordinal, profile.storages[s].ordinal);
-        if (where.tier == Tier::kKeep) {
-          EXPECT_EQ(where.device, "");
-          EXPECT_EQ(where.preferred_offset, -1);
-          continue;
-        }
-        EXPECT_TRUE(profile.storages[s].movable && profile.storages[s].stable);
-        EXPECT_TRUE(block.policy == Policy::kSave || profile.storages[s].is_input);
-        slots.push_back({where, profile.storages[s].bytes});
-      }
-      EXPECT_EQ(block.selected.empty(), block.policy != Policy::kSelective);
-      for (const StorageDecision& where : block.selected) {
-        const SelectiveStorage& storage = SelectiveOf(profile, where.ordinal);
-        EXPECT_TRUE(storage.movable || where.tier == Tier::kKeep);
-        if (where.tier != Tier::kKeep) slots.push_back({where, storage.bytes});
-      }
-      for (const auto& [where, bytes] : slots) {
-        // Slots follow each other, so they never overlap.
-        EXPECT_GE(where.preferred_offset, end[where.device]);
-        EXPECT_EQ(where.preferred_offset % kSlotAlignment, 0);
-        end[where.device] = where.preferred_offset + bytes;
-        EXPECT_LE(end[where.device], lease[where.device]);
-      }
-    }
-  }
-  for (const DeviceProfile& device : problem.devices) {
-    EXPECT_LE(leased[device.uuid], device.lendable_bytes) << device.uuid;
-  }
-}
 
 TEST(GreedyPlanner, KeepsEverythingThatFitsAndSaysSo) {
   const PlanProblem problem = Transformer(4, 8);
@@ -400,92 +302,6 @@ TEST(GreedyPlanner, LevelFirstIsNoLessLevel) {
   ExpectSound(problem, level);
   EXPECT_LT(level.water_level_max_over_mean, fast.water_level_max_over_mean);
   EXPECT_LE(level.ranks[0].predicted_peak, fast.ranks[0].predicted_peak);
-}
-
-TEST(GreedyPlanner, RunsCheapOperatorsAgainAndSavesAttentionWhereNothingCanBeMoved) {
-  PlanProblem problem = LongSequence(12);
-  problem.forbidden_tiers = {Tier::kPeer, Tier::kHost};
-  problem.ranks[0].activation_budget = AllActivations(problem) * 3 / 10;
-  const FramePlan plan = MustPlan(problem);
-  ExpectSound(problem, plan);
-  EXPECT_GT(CountOf(plan, Policy::kSelective), 6);
-  for (const BlockDecision& block : plan.ranks[0].blocks) {
-    if (block.policy != Policy::kSelective) continue;
-    // Attention is the second by order and the first by time per byte.
-    EXPECT_TRUE(std::any_of(block.selected.begin(), block.selected.end(),
-                            [](const StorageDecision& where) { return where.ordinal == 1; }));
-    EXPECT_THAT(block.reason, MatchesRegex("selective: outputs of . of 5 expensive operators "
-                                           ".*aten.attention.default first. are saved, the rest "
-                                           "runs again in .*ms instead of 33ms.*"));
-  }
-  problem.forbid_selective = true;
-  const FramePlan without = MustPlan(problem);
-  EXPECT_EQ(CountOf(without, Policy::kSelective), 0);
-  // A second attention per layer is most of what recomputing costs.
-  EXPECT_LT(plan.ranks[0].predicted_recompute, without.ranks[0].predicted_recompute * 0.6);
-  EXPECT_NE(plan.id, without.id);
-}
-
-TEST(GreedyPlanner, MovesOnlyExpensiveOutputsOverASlowLink) {
-  PlanProblem problem = LongSequence(12);
-  problem.forbidden_tiers = {Tier::kPeer};
-  problem.links[1].bytes_per_second = 0.6e9;  // 59 ms of copies for the five, 122 ms for all.
-  problem.ranks[0].activation_budget = AllActivations(problem) / 5;
-  const FramePlan plan = MustPlan(problem);
-  ExpectSound(problem, plan);
-  Bytes selected = 0;
-  for (const BlockDecision& block : plan.ranks[0].blocks) {
-    for (const StorageDecision& where : block.selected) selected += where.tier == Tier::kHost;
-  }
-  EXPECT_GT(selected, 12);
-  problem.forbid_selective = true;
-  const FramePlan without = MustPlan(problem);
-  EXPECT_LT(plan.ranks[0].predicted_step, without.ranks[0].predicted_step * 0.95);
-  EXPECT_LE(plan.ranks[0].predicted_activation_peak, problem.ranks[0].activation_budget);
-}
-
-TEST(GreedyPlanner, IsNeverSelectiveWhereRecomputingIsForbiddenOrImpossible) {
-  PlanProblem problem = LongSequence(8);
-  problem.ranks[0].activation_budget = AllActivations(problem) / 2;
-  problem.links[0].bytes_per_second = problem.links[1].bytes_per_second = 1e8;
-  ASSERT_GT(CountOf(MustPlan(problem), Policy::kSelective), 0);
-  problem.forbid_recompute = true;
-  EXPECT_EQ(CountOf(MustPlan(problem), Policy::kSelective), 0);
-  problem.forbid_recompute = false;
-  for (BlockProfile& block : problem.ranks[0].blocks) block.recomputable = false;
-  EXPECT_EQ(CountOf(MustPlan(problem), Policy::kSelective), 0);
-}
-
-TEST(GreedyPlanner, SavesRoutingWheneverItIsSelective) {
-  PlanProblem problem = LongSequence(12);
-  problem.forbidden_tiers = {Tier::kPeer, Tier::kHost};
-  for (BlockProfile& block : problem.ranks[0].blocks) {
-    if (block.selective.empty()) continue;
-    // Hardly any time, so that only `always` makes it one of those that are saved.
-    block.selective.push_back({9, 4096, absl::Nanoseconds(1), false, false, true, "aten.topk"});
-  }
-  problem.ranks[0].activation_budget = AllActivations(problem) * 3 / 10;
-  const FramePlan plan = MustPlan(problem);
-  ExpectSound(problem, plan);
-  ASSERT_GT(CountOf(plan, Policy::kSelective), 0);
-  for (const BlockDecision& block : plan.ranks[0].blocks) {
-    if (block.policy != Policy::kSelective) continue;
-    EXPECT_TRUE(std::any_of(block.selected.begin(), block.selected.end(),
-                            [](const StorageDecision& where) { return where.ordinal == 9; }));
-    EXPECT_GT(block.selected.size(), 1u);
-  }
-}
-
-TEST(GreedyPlanner, PlansAHundredSelectiveBlocksInAFewSeconds) {
-  for (const int share : {2, 5}) {
-    PlanProblem problem = LongSequence(98);
-    problem.ranks[0].activation_budget = AllActivations(problem) * share / 10;
-    const std::clock_t start = std::clock();
-    const FramePlan plan = MustPlan(problem);
-    std::printf("100 blocks with selective operators at %d0 %%: planned in %.0f ms\n", share,
-                static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC * 1e3);
-    ExpectSound(problem, plan);
-  }
 }
 
 TEST(GreedyPlanner, PlansAHundredBlocksInAFractionOfASecond) {

@@ -134,26 +134,36 @@ std::vector<SelectiveStorage> Ranked(std::vector<SelectiveStorage> storages) {
   return storages;
 }
 
-// How many of the ranked storages it is worth to try saving: all, and up to where the time per byte
-// drops most. Attention is worth ten times a matrix product, and those much alike.
+// How many of the ranked storages it is worth to try saving: all, about half of their bytes, and up
+// to where the time per byte drops most: attention is worth ten times a matrix product, and those
+// much alike. What lies between is found one by one.
 std::vector<int> WorthTrying(const std::vector<SelectiveStorage>& ranked) {
-  constexpr size_t kMostDrops = 2;
   constexpr double kLeastShare = 0.1;  // Of the time that all together spare.
-  double all = 0;
-  for (const SelectiveStorage& storage : ranked) all += absl::ToDoubleSeconds(storage.recompute);
-  std::vector<std::pair<double, int>> drops;
-  double spared = 0;
-  for (size_t k = 1; k < ranked.size(); ++k) {
-    spared += absl::ToDoubleSeconds(ranked[k - 1].recompute);
-    if (ranked[k].always || spared < kLeastShare * all) continue;
-    const double after = SecondsPerByte(ranked[k]);
-    const double before = SecondsPerByte(ranked[k - 1]);
-    drops.emplace_back(after > 0 ? -before / after : -HUGE_VAL, static_cast<int>(k));
+  double all_s = 0;
+  Bytes all_bytes = 0;
+  for (const SelectiveStorage& storage : ranked) {
+    all_s += absl::ToDoubleSeconds(storage.recompute);
+    all_bytes += storage.bytes;
   }
-  std::sort(drops.begin(), drops.end());
-  if (drops.size() > kMostDrops) drops.resize(kMostDrops);
-  std::set<int> counts = {static_cast<int>(ranked.size())};
-  for (const auto& [drop, count] : drops) counts.insert(count);
+  double spared_s = 0;
+  Bytes bytes = 0;
+  double largest_drop = 0;
+  int at_drop = 0;
+  int at_half = 0;
+  for (size_t k = 1; k < ranked.size(); ++k) {
+    spared_s += absl::ToDoubleSeconds(ranked[k - 1].recompute);
+    bytes += ranked[k - 1].bytes;
+    if (ranked[k].always || spared_s < kLeastShare * all_s) continue;
+    const double after = SecondsPerByte(ranked[k]);
+    const double drop = after > 0 ? SecondsPerByte(ranked[k - 1]) / after : HUGE_VAL;
+    if (drop > largest_drop) {
+      largest_drop = drop;
+      at_drop = static_cast<int>(k);
+    }
+    if (2 * bytes <= all_bytes || at_half == 0) at_half = static_cast<int>(k);
+  }
+  std::set<int> counts = {at_drop, at_half, static_cast<int>(ranked.size())};
+  counts.erase(0);
   return {counts.begin(), counts.end()};
 }
 
@@ -170,6 +180,7 @@ void AddSelective(const BlockProfile& profile, ModelBlock* block) {
     storage.ordinal = from.ordinal;
     storage.stays = from.kept_bytes;
     block->storages.push_back(storage);
+    if (from.always) block->least_selected = static_cast<int>(k) + 1;
   }
   block->selective_s.assign(ranked.size() + 1, absl::ToDoubleSeconds(profile.selective_base));
   for (size_t k = ranked.size(); k-- > 0;) {

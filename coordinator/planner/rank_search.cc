@@ -161,6 +161,7 @@ class Improvement {
       for (size_t b = 0; b < options_.size(); ++b) {
         changed = BestOf(b) || changed;
         changed = OneByOne(b) || changed;
+        changed = OneOperator(b) || changed;
       }
       if (!changed && !Exchanges() && !Pairs()) break;
     }
@@ -196,6 +197,30 @@ class Improvement {
         BlockChoice choice = state_->choices()[block];
         if (choice.where[s] == p) continue;
         choice.where[s] = static_cast<int>(p);
+        const Option option = MakeOption(model_, of, std::move(choice));
+        if (!Accepts(block, option)) continue;
+        state_->Set(block, option);
+        changed = true;
+      }
+    }
+    return changed;
+  }
+
+  // Under SELECTIVE one operator more or less is saved, the last of them by worth.
+  bool OneOperator(size_t block) {
+    const ModelBlock& of = model_.blocks[block];
+    const int most = static_cast<int>(of.selective_s.size()) - 1;
+    bool changed = false;
+    for (const int step : {1, -1}) {
+      for (int p = kKept; p < static_cast<int>(model_.paths.size()); ++p) {
+        BlockChoice choice = state_->choices()[block];
+        const int selected = choice.selected + step;
+        if (choice.selected == 0 || selected < of.least_selected || selected > most) break;
+        choice.selected = selected;
+        const size_t first = of.storages.size() - static_cast<size_t>(most);
+        const size_t s = first + static_cast<size_t>(step > 0 ? selected - 1 : selected);
+        if (p != kKept && (step < 0 || !of.storages[s].can_move)) break;
+        choice.where[s] = p;
         const Option option = MakeOption(model_, of, std::move(choice));
         if (!Accepts(block, option)) continue;
         state_->Set(block, option);

@@ -83,6 +83,7 @@ struct ModelBlock {
   // never SELECTIVE.
   std::vector<double> selective_s;
   std::vector<int> prefixes;  // The k worth trying, ascending.
+  int least_selected = 1;     // Of the ranked ones so many are saved whenever it is SELECTIVE.
 };
 
 struct RankModel {

@@ -266,7 +266,8 @@ class _Run:
         gpu_rng = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         buffers = [] if module is None else [(b, b.detach().clone()) for b in module.buffers()]
         runs: list[BlockInfo] = []
-        compiled = CompiledWatch()
+        eager = module is not None and not is_compiled(module)
+        compiled = CompiledWatch() if eager else None
         outputs: list[Any] = []
         self._running = name
         try:
@@ -279,7 +280,8 @@ class _Run:
                         torch.cuda.set_rng_state(gpu_rng, self.device)
                 given = fresh(leaves)
                 versions = [tensor._version for tensor in tensors]
-                with watch or contextlib.nullcontext(), compiled:
+                nothing = contextlib.nullcontext()
+                with watch or nothing, compiled or nothing:
                     info, output = self._once(name, module, forward, given, spec)
                 info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
@@ -292,7 +294,7 @@ class _Run:
             result.keep_reason = (
                 keep_reason or result.keep_reason or self._why_kept(module, outputs)
             )
-            if compiled.seen:
+            if compiled is not None and compiled.seen:
                 result.selective_reason = "it runs compiled code"
             elif module is not None and not result.keep_reason:
                 measure_operators(
