@@ -70,7 +70,7 @@ absl::StatusOr<const Nvml*> Nvml::OpenOnce() {
   }
   load("nvmlDeviceGetNvLinkState", &functions->nvlink_state);  // Optional: only names the link.
   if (const int code = functions->init(); code != kSuccess) {
-    return absl::NotFoundError(
+    return absl::FailedPreconditionError(
         absl::StrCat("NVML does not start (code ", code, "): run nvidia-smi, which will say why"));
   }
   return new Nvml(functions.release());

@@ -24,7 +24,8 @@ struct NodeGpu {
 // Thread-safe.
 class Nvml {
  public:
-  // The process's NVML, opened at the first call. NotFound: no library, or it does not start.
+  // The process's NVML, opened at the first call. NotFound: no library; FailedPrecondition: it
+  // does not start.
   static absl::StatusOr<const Nvml*> Get();
 
   // Every GPU of the node, in NVML's order (which need not be CUDA's). A GPU that does not answer
