@@ -39,8 +39,9 @@ absl::Status Run(const std::string& what, const Flags& flags) {
   if (what == "gpus") {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const auto machine = CudaMachine::Open(options);
+    // That there are none is an answer too.
     Print(machine.ok() ? WriteGpuLines(machine->get()) : WriteGpuLines(machine.status()));
-    return machine.status();
+    return absl::OkStatus();
   }
   if (what == "links") {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // A killed agent leaves no contexts behind.

@@ -2,8 +2,10 @@
 
 #include <glog/logging.h>
 
+#include <atomic>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,6 +26,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMostGpus = 64;
+constexpr absl::Duration kLook = absl::Milliseconds(500);  // The longest that an end waits.
 
 absl::Status CopiesNothing() {
   return absl::UnimplementedError("an agent only lends a GPU: its borrowers copy");
@@ -64,14 +67,24 @@ class LentGpu final : public Device {
  public:
   LentGpu(DeviceDescription description, std::string unusable, LenderKeeper* lenders)
       : description_(std::move(description)),
-        usable_(unusable.empty() ? absl::OkStatus() : absl::UnimplementedError(unusable)),
-        lenders_(lenders) {}
+        lenders_(lenders),
+        usable_(unusable.empty() ? absl::OkStatus() : absl::UnimplementedError(unusable)) {}
 
   const DeviceDescription& description() const override { return description_; }
-  const absl::Status& usable() const { return usable_; }
+  absl::Status usable() const {
+    MutexLock lock(&mutex_);
+    return usable_;
+  }
+  void Fail(uint64_t xid) {
+    MutexLock lock(&mutex_);
+    usable_ = absl::FailedPreconditionError(absl::StrCat(
+        "GPU ", description_.uuid, " (", description_.name, ") has reported Xid ", xid,
+        ": see dmesg and nvidia-smi -q, reset or replace it, and start this node's agent again"));
+    LOG(ERROR) << usable_.message();
+  }
 
   absl::StatusOr<std::unique_ptr<Memory>> Allocate(Bytes bytes) override {
-    HF_RETURN_IF_ERROR(usable_);
+    HF_RETURN_IF_ERROR(usable());
     std::shared_ptr<Lender> lender = lenders_->Get();
     HF_ASSIGN_OR_RETURN(UniqueFd descriptor, lender->Allocate(description_.uuid, bytes));
     return std::unique_ptr<Memory>(new LentMemory(std::move(lender), std::move(descriptor), bytes));
@@ -105,14 +118,19 @@ class LentGpu final : public Device {
 
  private:
   const DeviceDescription description_;
-  const absl::Status usable_;
   LenderKeeper* const lenders_;
+  mutable Mutex mutex_;
+  absl::Status usable_ HF_GUARDED_BY(mutex_);
 };
 
 class LentGpus final : public GpuMachine {
  public:
   explicit LentGpus(const LentGpusOptions& options)
       : lenders_(LenderOptions{{options.program, "lend"}}) {}
+  ~LentGpus() override {
+    stopping_ = true;
+    if (watcher_.joinable()) watcher_.join();
+  }
 
   absl::Status Fill(const LentGpusOptions& options, const std::string& lines);
 
@@ -135,11 +153,27 @@ class LentGpus final : public GpuMachine {
   }
 
  private:
+  // Until the end, or until NVML tells no more.
+  void Watch(FaultWatch* faults) {
+    while (!stopping_) {
+      const absl::StatusOr<GpuFault> fault = faults->Wait(kLook);
+      if (!fault.ok()) {
+        LOG(WARNING) << "a GPU that fails is no longer noticed: " << fault.status().message();
+        return;
+      }
+      for (const auto& gpu : owned_) {
+        if (gpu->description().uuid == fault->uuid) gpu->Fail(fault->xid);
+      }
+    }
+  }
+
   LenderKeeper lenders_;
   std::vector<std::unique_ptr<LentGpu>> owned_;
   std::vector<Device*> gpus_;
   std::map<std::string, int> index_;  // By UUID, as NVML counts.
   std::unique_ptr<HostDevice> host_;
+  std::atomic<bool> stopping_{false};
+  std::thread watcher_;  // Last.
 };
 
 // One line of WriteGpuLines.
@@ -175,6 +209,12 @@ absl::Status LentGpus::Fill(const LentGpusOptions& options, const std::string& l
   if (gpus_.empty()) return absl::UnavailableError(absl::StrCat(options.program, " names no GPU"));
   if (const absl::StatusOr<const Nvml*> nvml = Nvml::Get(); nvml.ok()) {
     for (const NodeGpu& gpu : (*nvml)->List()) index_[gpu.uuid] = gpu.index;
+    absl::StatusOr<std::unique_ptr<FaultWatch>> watch = (*nvml)->WatchFaults();
+    if (watch.ok()) {
+      watcher_ = std::thread([this, faults = *std::move(watch)] { Watch(faults.get()); });
+    } else {
+      LOG(WARNING) << "a GPU that fails is not noticed: " << watch.status().message();
+    }
   } else {
     LOG(WARNING) << "other processes' use of GPUs is not seen: " << nvml.status().message();
   }
@@ -193,8 +233,12 @@ absl::StatusOr<std::unique_ptr<GpuMachine>> OpenLentGpus(const LentGpusOptions& 
   command.deadline = options.patience;
   std::string lines;
   const absl::Status ended = RunBounded(command, &lines);
-  // Its own word first: it also ends with an error where it found no GPU.
-  if (!ended.ok() && lines.empty()) return absl::UnavailableError(ended.message());
+  if (!ended.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat(ended.message(),
+                     ": it has to say which GPUs there are; put it beside hfagent, or give "
+                     "--backend=host"));
+  }
   auto machine = std::make_unique<LentGpus>(options);
   HF_RETURN_IF_ERROR(machine->Fill(options, lines));
   return std::unique_ptr<GpuMachine>(std::move(machine));

@@ -22,7 +22,7 @@ struct LentGpusOptions {
 
 // The GPUs that CUDA would show to this process (CUDA_VISIBLE_DEVICES counts). Their Device objects
 // allocate and adopt; what copies is Unimplemented. What CudaMachine::Open says where there are
-// none; Unavailable, DeadlineExceeded: the program could not say, as RunBounded.
+// none; Unavailable: the program could not be started, or did not end in time.
 absl::StatusOr<std::unique_ptr<GpuMachine>> OpenLentGpus(const LentGpusOptions& options);
 
 // What the program prints for it: a line of JSON for each GPU of `machine`, or one for its status.

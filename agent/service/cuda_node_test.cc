@@ -284,6 +284,29 @@ TEST_F(CudaNodeTest, AJobChoosesNoGpusBehindTheCoordinatorsBack) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("CUDA_VISIBLE_DEVICES"));
 }
 
+TEST_F(CudaNodeTest, AGpuThatFailsLendsNothingMoreAndSaysWhy) {
+  const std::string fault = directory_ + "/fault";
+  setenv("HYPERFRAMES_FAKE_FAULT", fault.c_str(), 1);
+  StartNode();
+  Lend("before", 0);
+  const auto tell = [&](const std::string& line) {
+    std::ofstream(fault + ".new") << line;
+    ASSERT_EQ(rename((fault + ".new").c_str(), fault.c_str()), 0);
+    EXPECT_TRUE(Eventually([&] { return access(fault.c_str(), F_OK) != 0; })) << "not taken";
+  };
+  tell("1 31");  // A program's page fault.
+  tell("0 79");
+  EXPECT_TRUE(Eventually(
+      [&] { return !node_->machine()->CheckUsable(*node_->machine()->Find(FakeUuid(0))).ok(); }));
+  for (const v1::GpuInfo& gpu : GpusOf(node_.get())) {
+    EXPECT_EQ(gpu.unhealthy(), gpu.uuid() == FakeUuid(0));
+    EXPECT_EQ(gpu.unhealthy_reason().find("Xid 79") != std::string::npos, gpu.unhealthy());
+  }
+  EXPECT_EQ(Prepare("after", 0, kLease).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Prepare("elsewhere", 1, kLease).ok());
+  unsetenv("HYPERFRAMES_FAKE_FAULT");
+}
+
 class UnusableGpusTest : public CudaNodeTest,
                          public ::testing::WithParamInterface<std::pair<const char*, const char*>> {
 };

@@ -3,10 +3,13 @@
 #ifndef HYPERFRAMES_AGENT_DEVICE_CUDA_NVML_H_
 #define HYPERFRAMES_AGENT_DEVICE_CUDA_NVML_H_
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/units.h"
 
 namespace hyperframes {
@@ -19,6 +22,21 @@ struct NodeGpu {
   Bytes total_bytes = 0;
   Bytes free_bytes = 0;
   int active_nvlinks = 0;
+};
+
+// What the driver calls an Xid: the GPU, and its number.
+struct GpuFault {
+  std::string uuid;
+  uint64_t xid = 0;
+};
+
+// Hears of faults that end the GPU's usefulness. Not of those that a program brings about, such as
+// a page fault of its kernel (Xid 13, 31, 43, 45, 68, 109): the GPU serves the next program well.
+class FaultWatch {
+ public:
+  virtual ~FaultWatch() = default;
+  // The next fault, or an empty uuid when `timeout` has passed. Unavailable: NVML tells no more.
+  virtual absl::StatusOr<GpuFault> Wait(absl::Duration timeout) = 0;
 };
 
 // Thread-safe.
@@ -35,11 +53,15 @@ class Nvml {
   // NotFound names the GPU when NVML does not know it or it does not answer.
   absl::StatusOr<NodeGpu> Find(const std::string& uuid) const;
 
+  // Faults from now on. Outlived by this object. Unimplemented: this driver does not tell.
+  absl::StatusOr<std::unique_ptr<FaultWatch>> WatchFaults() const;
+
   // Of Find only this, at a fraction of its price.
   absl::StatusOr<Bytes> FreeBytes(const std::string& uuid) const;
 
  private:
   struct Functions;
+  class Watch;
   explicit Nvml(const Functions* functions) : functions_(functions) {}
   static absl::StatusOr<const Nvml*> OpenOnce();
   bool Read(void* gpu, NodeGpu* read) const;
