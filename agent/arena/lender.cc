@@ -40,6 +40,7 @@ bool WaitReadable(int socket, absl::Duration timeout) {
 absl::StatusOr<pid_t> Spawn(std::vector<std::string> words, int socket) {
   words.push_back(absl::StrCat("--socket=", kSocketThere));
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(&word[0]);
   arguments.push_back(nullptr);
   posix_spawnattr_t attributes;

@@ -65,7 +65,7 @@ class LentMemory final : public Memory {
 
 class LentGpu final : public Device {
  public:
-  LentGpu(DeviceDescription description, std::string unusable, LenderKeeper* lenders)
+  LentGpu(DeviceDescription description, const std::string& unusable, LenderKeeper* lenders)
       : description_(std::move(description)),
         lenders_(lenders),
         usable_(unusable.empty() ? absl::OkStatus() : absl::UnimplementedError(unusable)) {}
