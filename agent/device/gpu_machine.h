@@ -46,6 +46,10 @@ class GpuMachine {
       const Device& own, const std::vector<std::string>& visible) const = 0;
 };
 
+// WorkerVariables of the CUDA backend, for whoever stands in for it.
+std::map<std::string, std::string> CudaWorkerVariables(const Device& own,
+                                                       const std::vector<std::string>& visible);
+
 }  // namespace hyperframes
 
 #endif  // HYPERFRAMES_AGENT_DEVICE_GPU_MACHINE_H_

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "agent/device/cuda/cuda_machine.h"
+#include "agent/arena/lent_gpus.h"
 #include "agent/device/host/host_machine.h"
 #include "common/status_macros.h"
 
@@ -22,6 +22,10 @@ std::string BesideThisProgram(const std::string& name) {
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
   const std::string self(path, length > 0 ? length : 0);
   return self.substr(0, self.rfind('/') + 1) + name;
+}
+
+std::string ProbePathOf(const AgentFlags& flags) {
+  return flags.probe_path.empty() ? BesideThisProgram("hfprobe") : flags.probe_path;
 }
 
 absl::StatusOr<std::unique_ptr<GpuMachine>> OpenSimulated(const AgentFlags& flags) {
@@ -56,7 +60,7 @@ void AddAgentFlags(AgentFlags* flags, Config* config) {
                     "GPUs to simulate: '2 x 1GiB' or '1GiB,512MiB'; empty: one of 1GiB");
   config->AddString(&flags->shim_path, "shim-path", "the hfshim binary; beside hfagent if empty");
   config->AddString(&flags->probe_path, "probe-path",
-                    "the hfprobe binary, which measures links; beside hfagent if empty");
+                    "the hfprobe binary, which speaks to the CUDA driver; beside hfagent if empty");
   config->AddOptionalBytes(&flags->host_bytes, "host-bytes",
                            "host memory to lend; auto: 1GiB, with real GPUs half of what is free");
   config->AddBytes(&flags->peer_bandwidth, "peer-bandwidth",
@@ -84,11 +88,12 @@ absl::StatusOr<std::unique_ptr<GpuMachine>> OpenMachine(const AgentFlags& flags)
     }
     return OpenSimulated(flags);
   }
-  CudaMachineOptions options;
+  LentGpusOptions options;
   options.node = flags.node;
   options.host_bytes = flags.host_bytes.value_or(-1);
-  absl::StatusOr<std::unique_ptr<CudaMachine>> cuda = CudaMachine::Open(std::move(options));
-  if (cuda.ok()) return std::unique_ptr<GpuMachine>(*std::move(cuda));
+  options.program = ProbePathOf(flags);
+  absl::StatusOr<std::unique_ptr<GpuMachine>> cuda = OpenLentGpus(options);
+  if (cuda.ok()) return cuda;
   const bool has_none = absl::IsNotFound(cuda.status()) || absl::IsUnimplemented(cuda.status());
   if (flags.backend == kCuda || !has_none) return cuda.status();
   LOG(INFO) << "lending simulated GPUs: " << cuda.status().message();
@@ -109,7 +114,7 @@ NodeOptions NodeOptionsOf(const AgentFlags& flags, const GpuMachine& machine) {
 LinkSurveyOptions SurveyOptionsOf(const AgentFlags& flags) {
   LinkSurveyOptions options;
   options.node = flags.node;
-  options.probe_path = flags.probe_path.empty() ? BesideThisProgram("hfprobe") : flags.probe_path;
+  options.probe_path = ProbePathOf(flags);
   options.kept_path = flags.run_directory + "/links";
   return options;
 }

@@ -40,7 +40,7 @@ void AddAgentFlags(AgentFlags* flags, Config* config);
 
 // The machine whose memory the flags lend. "auto" is the CUDA backend where a driver sees GPUs and
 // none are simulated. InvalidArgument: an unknown backend, simulated GPUs beside real ones, or a
-// part of --simulated-gpus that cannot be read. What CudaMachine::Open says where it was asked for,
+// part of --simulated-gpus that cannot be read. What OpenLentGpus says where it was asked for,
 // or where a driver is there and does not start: real GPUs are never replaced by simulated ones.
 absl::StatusOr<std::unique_ptr<GpuMachine>> OpenMachine(const AgentFlags& flags);
 

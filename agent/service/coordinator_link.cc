@@ -275,7 +275,7 @@ absl::Status CoordinatorLink::Register() {
     links_changed_ = false;
   }
   v1::RegisterResponse response;
-  const absl::Status registered = CallRegister(request, &response);
+  absl::Status registered = CallRegister(request, &response);
   if (!registered.ok()) {
     MutexLock lock(&mutex_);
     links_changed_ = true;

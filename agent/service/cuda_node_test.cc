@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,12 +17,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/arena/descriptor_client.h"
-#include "agent/device/cuda/cuda_machine.h"
 #include "agent/device/cuda/fake/fake_gpus.h"
 #include "agent/service/agent_flags.h"
 #include "agent/service/agent_service.h"
 #include "agent/service/conversions.h"
 #include "agent/service/node.h"
+#include "agent/supervisor/process_identity.h"
+#include "agent/supervisor/shim.h"
 #include "common/eventually.h"
 #include "common/random_id.h"
 #include "common/unique_fd.h"
@@ -37,11 +39,12 @@ constexpr Bytes kLease = 64 * kMiB;
 class CudaNodeTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    // By path first: later openings by name get the libraries that are loaded already.
-    for (const char* library : {"libcuda.so.1", "libnvidia-ml.so.1"}) {
-      const std::string path = absl::StrCat("agent/device/cuda/fake/", library);
-      ASSERT_NE(dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
-    }
+    // For this process NVML alone, loaded by its path: later openings by name find it. CUDA's
+    // driver is for those that this process starts.
+    const std::string fakes = "agent/device/cuda/fake";
+    ASSERT_NE(dlopen((fakes + "/libnvidia-ml.so.1").c_str(), RTLD_NOW | RTLD_GLOBAL), nullptr)
+        << dlerror();
+    setenv("LD_LIBRARY_PATH", fakes.c_str(), 1);
   }
   CudaNodeTest() {
     char name[] = "/tmp/hfcuda.XXXXXX";
@@ -53,11 +56,13 @@ class CudaNodeTest : public ::testing::Test {
     flags_.run_directory = directory_;
     flags_.host_bytes = 64 * kMiB;
     flags_.shim_path = "agent/hfshim";
+    flags_.probe_path = "agent/hfprobe";
   }
   ~CudaNodeTest() override {
     service_.reset();
     node_.reset();
     EXPECT_NE(access((directory_ + "/contexts").c_str(), F_OK), 0) << "a context was made";
+    EXPECT_EQ(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), nullptr) << "the driver is here";
     if (system(("rm -rf " + directory_).c_str()) != 0) ADD_FAILURE() << directory_;
   }
 
@@ -135,7 +140,35 @@ TEST_F(CudaNodeTest, SimulatesWhereNoGpuIsSeenUnlessRealOnesWereAskedFor) {
   setenv("HYPERFRAMES_FAKE_GPUS", "0", 1);
   EXPECT_EQ((*OpenMachine(flags_))->backend(), "host");
   flags_.backend = "cuda";
-  EXPECT_THAT(MachineError(), HasSubstr("no GPU"));
+  EXPECT_THAT(MachineError(), HasSubstr("nvidia-smi -L"));
+}
+
+TEST_F(CudaNodeTest, NeverReplacesRealGpusBySimulatedOnesBecauseSomethingIsBroken) {
+  setenv("HYPERFRAMES_FAKE_GPUS", "2,broken", 1);
+  EXPECT_EQ(OpenMachine(flags_).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(MachineError(), HasSubstr("the driver does not start"));
+  flags_.probe_path = directory_ + "/hfprobe";
+  EXPECT_EQ(OpenMachine(flags_).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(MachineError(), AllOf(HasSubstr("cannot start"), HasSubstr("hfprobe")));
+  flags_.backend = "host";
+  EXPECT_TRUE(OpenMachine(flags_).ok());
+}
+
+TEST_F(CudaNodeTest, StartsTheDriverForAsLongAsItLendsAndForAnotherLeaseWhenThatProcessDied) {
+  StartNode();
+  EXPECT_TRUE(Descendants(getpid()).empty());
+  Lend("a", 0);
+  Lend("b", 1);
+  const std::vector<ProcessIdentity> lenders = Descendants(getpid());
+  ASSERT_EQ(lenders.size(), 1u);
+  EXPECT_TRUE(SignalProcess(lenders[0], SIGKILL));
+  EXPECT_TRUE(Eventually([&] { return !ProcessRuns(lenders[0]); }));
+  EXPECT_EQ(UsedOn(0), kLease) << "lent memory does not end with the process that made it";
+  Lend("c", 0);
+  EXPECT_EQ(UsedOn(0), 2 * kLease);
+  for (const char* lease : {"a", "b", "c"}) node_->leases()->Release(lease, "job_end");
+  EXPECT_TRUE(Eventually([] { return Descendants(getpid()).empty(); }));
+  EXPECT_TRUE(Eventually([] { return UsedOn(0) + UsedOn(1) == 0; }));
 }
 
 TEST_F(CudaNodeTest, KnowsItsGpusByUuidWhereCudaAndNvmlCountThemDifferently) {
@@ -156,10 +189,11 @@ TEST_F(CudaNodeTest, HoldsNothingWhileIdleAndGivesBackEveryByte) {
   Lend("b", 0, kLease + 1);  // In granules.
   EXPECT_EQ(UsedOn(0), 2 * kLease + kFakeGranule);
   EXPECT_EQ(LentOn(0), 2 * kLease + 1);
+  // The process that allocated closes its own descriptor a moment after it has answered.
   node_->leases()->Release("a", "job_end");
-  EXPECT_EQ(UsedOn(0), kLease + kFakeGranule);
+  EXPECT_TRUE(Eventually([] { return UsedOn(0) == kLease + kFakeGranule; }));
   node_->leases()->Release("b", "job_end");
-  EXPECT_EQ(UsedOn(0), 0);
+  EXPECT_TRUE(Eventually([] { return UsedOn(0) == 0; }));
 }
 
 TEST_F(CudaNodeTest, LendsNothingOfWhatOthersUseNorOfTheReserve) {
@@ -211,7 +245,7 @@ TEST_F(CudaNodeTest, TheNextAgentAdoptsMemoryThatItsPredecessorMade) {
   node_->leases()->Release("more", "aborted");
   borrower.reset();
   EXPECT_TRUE(Eventually([this] { return LentOn(1) == 0; }));
-  EXPECT_EQ(UsedOn(1), kLease) << "this test's own descriptor";
+  EXPECT_TRUE(Eventually([] { return UsedOn(1) == kLease; })) << "this test's own descriptor";
 }
 
 TEST_F(CudaNodeTest, AdoptsNoMemoryOfAnotherGpuNorOrdinaryFiles) {
@@ -248,6 +282,29 @@ TEST_F(CudaNodeTest, AJobChoosesNoGpusBehindTheCoordinatorsBack) {
   const auto refused = WorkerEnvironment(request, surroundings);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("CUDA_VISIBLE_DEVICES"));
+}
+
+TEST_F(CudaNodeTest, AGpuThatFailsLendsNothingMoreAndSaysWhy) {
+  const std::string fault = directory_ + "/fault";
+  setenv("HYPERFRAMES_FAKE_FAULT", fault.c_str(), 1);
+  StartNode();
+  Lend("before", 0);
+  const auto tell = [&](const std::string& line) {
+    std::ofstream(fault + ".new") << line;
+    ASSERT_EQ(rename((fault + ".new").c_str(), fault.c_str()), 0);
+    EXPECT_TRUE(Eventually([&] { return access(fault.c_str(), F_OK) != 0; })) << "not taken";
+  };
+  tell("1 31");  // A program's page fault.
+  tell("0 79");
+  EXPECT_TRUE(Eventually(
+      [&] { return !node_->machine()->CheckUsable(*node_->machine()->Find(FakeUuid(0))).ok(); }));
+  for (const v1::GpuInfo& gpu : GpusOf(node_.get())) {
+    EXPECT_EQ(gpu.unhealthy(), gpu.uuid() == FakeUuid(0));
+    EXPECT_EQ(gpu.unhealthy_reason().find("Xid 79") != std::string::npos, gpu.unhealthy());
+  }
+  EXPECT_EQ(Prepare("after", 0, kLease).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(Prepare("elsewhere", 1, kLease).ok());
+  unsetenv("HYPERFRAMES_FAKE_FAULT");
 }
 
 class UnusableGpusTest : public CudaNodeTest,

@@ -107,7 +107,7 @@ void LinkSurvey::Run() {
 
 LinkReport LinkSurvey::Probe() {
   BoundedCommand command;
-  command.arguments = {options_.probe_path, "--node=" + options_.node};
+  command.arguments = {options_.probe_path, "links", "--node=" + options_.node};
   command.deadline = options_.deadline;
   command.stop = stop_;
   std::string output;

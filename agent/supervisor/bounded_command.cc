@@ -24,6 +24,7 @@ constexpr size_t kPiece = 65536;
 absl::StatusOr<pid_t> Spawn(const BoundedCommand& command, int output) {
   std::vector<std::string> words = command.arguments;
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(&word[0]);
   arguments.push_back(nullptr);
   posix_spawnattr_t attributes;

@@ -66,7 +66,10 @@ class HfctlTest : public ::testing::Test {
       v1::GpuInfo* gpu = node->add_gpus();
       gpu->set_uuid("SIM-" + name + "-0");
       gpu->set_total_bytes(kGiB);
-      gpu->set_used_bytes(kGiB / 2);
+      gpu->set_used_bytes(kGiB / 4);
+      gpu->set_occupied_bytes(kGiB / 2);  // Also by others than workers.
+      gpu->set_unhealthy(name == "b");
+      gpu->set_unhealthy_reason(name == "b" ? "it fell off the bus" : "");
       gpu->set_lent_bytes(kGiB / 4);
       v1::WorkerReport* worker = node->add_workers();
       worker->set_worker_id("job-1-0-" + name);
@@ -122,6 +125,7 @@ TEST_F(HfctlTest, GpusOfOneNodeOrASentence) {
   EXPECT_THAT(one.out, HasSubstr("SIM-b-0"));
   EXPECT_THAT(one.out, Not(HasSubstr("SIM-a-0")));
   EXPECT_THAT(one.out, HasSubstr("75%"));
+  EXPECT_THAT(one.out, HasSubstr("UNHEALTHY: it fell off the bus"));
   const ProgramResult none = Hfctl({"gpus", "zz"});
   EXPECT_EQ(none.exit_code, kExitNotFound);
   EXPECT_THAT(none.err, HasSubstr("no node \"zz\""));

@@ -53,6 +53,8 @@ TEST_F(JobLife, NumbersTheNodesOfAnUnevenJobWithoutAGap) {
   for (const char* node : {"a", "b"}) {
     for (const auto& start : agents_.At(node).starts) {
       ASSERT_TRUE(start.second.has_group_rank());
+      ASSERT_EQ(start.second.local_gpus_size(), start.second.local_world_size());
+      EXPECT_EQ(start.second.local_gpus(start.second.local_rank()), start.second.gpu());
       by_node[node].insert(start.second.group_rank());
     }
   }

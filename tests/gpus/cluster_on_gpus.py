@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A coordinator and an agent on this machine's real GPUs: one GPU trains, the others lend.
 
-    export PYTHONPATH=client/python:deploy
+    export PYTHONPATH=client/python:deploy:tests
     python tests/gpus/cluster_on_gpus.py              # with one GPU: host memory alone lends
     python tests/gpus/cluster_on_gpus.py --simulated  # how this program itself is tried out
 
@@ -26,8 +26,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from nvml import Nvml
-
+from gpus.nvml import Nvml
 from local_cluster import ENDED, ROOT, LocalCluster, Node, wait_until
 
 PATIENCE_S = float(os.environ.get("HYPERFRAMES_TEST_PATIENCE", "90"))
@@ -95,7 +94,7 @@ class Trial:
 
     def submit(self, name: str, *extra: str, off: bool = False, steps: int | None = None) -> str:
         report = self.directory / f"{name}.json"
-        environment = {"PYTHONPATH": f"{ROOT / 'client/python'}:{ROOT / 'tests/gpus'}"}
+        environment = {"PYTHONPATH": f"{ROOT / 'client/python'}:{ROOT / 'tests'}"}
         if self.simulated:
             environment["OMP_NUM_THREADS"] = "1"
         command = [

@@ -19,9 +19,9 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from train_on_gpus import GPT, loss_of
 
 import hyperframes as hf
+from gpus.train_on_gpus import GPT, loss_of
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
@@ -34,7 +34,7 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 def train(arguments: argparse.Namespace) -> dict[str, Any]:
     real = os.environ.get("HYPERFRAMES_BACKEND") == "cuda"
-    device = torch.device("cuda" if real else "cpu", 0 if real else None)
+    device = torch.device("cuda:0" if real else "cpu")
     dtype = torch.bfloat16 if real else torch.float32
     torch.manual_seed(0)
     with device:

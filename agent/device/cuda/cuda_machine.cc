@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "agent/device/cuda/cuda_device.h"
 #include "agent/device/cuda/nvml.h"
 #include "agent/device/host/host_machine.h"
@@ -69,9 +68,7 @@ class Machine final : public CudaMachine {
 
   std::map<std::string, std::string> WorkerVariables(
       const Device& own, const std::vector<std::string>& visible) const override {
-    const std::string& uuid = own.description().uuid;
-    return {{"HYPERFRAMES_BACKEND", backend()},
-            {"CUDA_VISIBLE_DEVICES", visible.empty() ? uuid : absl::StrJoin(visible, ",")}};
+    return CudaWorkerVariables(own, visible);
   }
 
   Bytes LendableBytes(const Device& gpu) const override {

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -13,6 +15,8 @@ namespace {
 
 constexpr const char* kLibrary = "libnvidia-ml.so.1";
 constexpr int kSuccess = 0;
+constexpr int kTimeout = 10;
+constexpr unsigned long long kXid = 8;  // nvmlEventTypeXidCriticalError.
 constexpr unsigned kMostNvLinks = 18;
 constexpr unsigned kLongestText = 96;
 
@@ -21,6 +25,19 @@ struct MemoryInfo {  // nvmlMemory_t, version 1.
   unsigned long long free;
   unsigned long long used;
 };
+
+struct EventData {  // nvmlEventData_t.
+  void* gpu;
+  unsigned long long type;
+  unsigned long long data;  // With kXid: its number.
+  unsigned gpu_instance;
+  unsigned compute_instance;
+};
+
+bool IsOfAProgram(unsigned long long xid) {
+  static constexpr unsigned long long kOfPrograms[] = {13, 31, 43, 45, 68, 109};
+  return std::find(std::begin(kOfPrograms), std::end(kOfPrograms), xid) != std::end(kOfPrograms);
+}
 
 absl::Status DoesNotAnswer(const std::string& uuid) {
   return absl::NotFoundError(absl::StrCat("NVML knows no GPU ", uuid.substr(0, 64),
@@ -39,6 +56,34 @@ struct Nvml::Functions {
   int (*name)(void*, char*, unsigned) = nullptr;
   int (*memory)(void*, MemoryInfo*) = nullptr;
   int (*nvlink_state)(void*, unsigned, int*) = nullptr;
+  int (*event_set)(void**) = nullptr;
+  int (*free_event_set)(void*) = nullptr;
+  int (*register_events)(void*, unsigned long long, void*) = nullptr;
+  int (*wait)(void*, EventData*, unsigned) = nullptr;
+};
+
+class Nvml::Watch final : public FaultWatch {
+ public:
+  Watch(const Functions* functions, void* set) : functions_(functions), set_(set) {}
+  ~Watch() override { functions_->free_event_set(set_); }
+  absl::StatusOr<GpuFault> Wait(absl::Duration timeout) override {
+    EventData event = {};
+    const int64_t wait_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 1, 60000);
+    const int code = functions_->wait(set_, &event, static_cast<unsigned>(wait_ms));
+    if (code == kTimeout) return GpuFault();
+    if (code != kSuccess) {
+      return absl::UnavailableError(absl::StrCat("NVML tells of no more faults (code ", code, ")"));
+    }
+    char uuid[kLongestText] = "";
+    if (IsOfAProgram(event.data) || functions_->uuid(event.gpu, uuid, kLongestText) != kSuccess) {
+      return GpuFault();
+    }
+    return GpuFault{uuid, event.data};
+  }
+
+ private:
+  const Functions* const functions_;
+  void* const set_;
 };
 
 absl::StatusOr<const Nvml*> Nvml::Get() {
@@ -69,8 +114,15 @@ absl::StatusOr<const Nvml*> Nvml::OpenOnce() {
         absl::StrCat(kLibrary, " lacks a function that every driver since 2015 has: reinstall it"));
   }
   load("nvmlDeviceGetNvLinkState", &functions->nvlink_state);  // Optional: only names the link.
+  // Optional: without them faults are seen only by what they break.
+  if (!load("nvmlEventSetCreate", &functions->event_set) ||
+      !load("nvmlEventSetFree", &functions->free_event_set) ||
+      !load("nvmlDeviceRegisterEvents", &functions->register_events) ||
+      !load("nvmlEventSetWait_v2", &functions->wait)) {
+    functions->event_set = nullptr;
+  }
   if (const int code = functions->init(); code != kSuccess) {
-    return absl::NotFoundError(
+    return absl::FailedPreconditionError(
         absl::StrCat("NVML does not start (code ", code, "): run nvidia-smi, which will say why"));
   }
   return new Nvml(functions.release());
@@ -116,6 +168,24 @@ absl::StatusOr<NodeGpu> Nvml::Find(const std::string& uuid) const {
   NodeGpu read;
   if (functions_->by_uuid(uuid.c_str(), &gpu) == kSuccess && Read(gpu, &read)) return read;
   return DoesNotAnswer(uuid);
+}
+
+absl::StatusOr<std::unique_ptr<FaultWatch>> Nvml::WatchFaults() const {
+  void* set = nullptr;
+  unsigned count = 0;
+  if (functions_->event_set == nullptr || functions_->event_set(&set) != kSuccess) {
+    return absl::UnimplementedError("this driver's NVML does not tell of faults");
+  }
+  auto watch = std::make_unique<Watch>(functions_, set);
+  int watched = 0;
+  functions_->count(&count);
+  for (unsigned index = 0; index < count; ++index) {
+    void* gpu = nullptr;
+    if (functions_->by_index(index, &gpu) != kSuccess) continue;
+    watched += functions_->register_events(gpu, kXid, set) == kSuccess ? 1 : 0;
+  }
+  if (watched > 0) return std::unique_ptr<FaultWatch>(std::move(watch));
+  return absl::UnimplementedError("no GPU here tells of faults through NVML");
 }
 
 absl::StatusOr<Bytes> Nvml::FreeBytes(const std::string& uuid) const {

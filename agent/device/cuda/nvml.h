@@ -3,10 +3,13 @@
 #ifndef HYPERFRAMES_AGENT_DEVICE_CUDA_NVML_H_
 #define HYPERFRAMES_AGENT_DEVICE_CUDA_NVML_H_
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/units.h"
 
 namespace hyperframes {
@@ -21,10 +24,26 @@ struct NodeGpu {
   int active_nvlinks = 0;
 };
 
+// What the driver calls an Xid: the GPU, and its number.
+struct GpuFault {
+  std::string uuid;
+  uint64_t xid = 0;
+};
+
+// Hears of faults that end the GPU's usefulness. Not of those that a program brings about, such as
+// a page fault of its kernel (Xid 13, 31, 43, 45, 68, 109): the GPU serves the next program well.
+class FaultWatch {
+ public:
+  virtual ~FaultWatch() = default;
+  // The next fault, or an empty uuid when `timeout` has passed. Unavailable: NVML tells no more.
+  virtual absl::StatusOr<GpuFault> Wait(absl::Duration timeout) = 0;
+};
+
 // Thread-safe.
 class Nvml {
  public:
-  // The process's NVML, opened at the first call. NotFound: no library, or it does not start.
+  // The process's NVML, opened at the first call. NotFound: no library; FailedPrecondition: it
+  // does not start.
   static absl::StatusOr<const Nvml*> Get();
 
   // Every GPU of the node, in NVML's order (which need not be CUDA's). A GPU that does not answer
@@ -34,11 +53,15 @@ class Nvml {
   // NotFound names the GPU when NVML does not know it or it does not answer.
   absl::StatusOr<NodeGpu> Find(const std::string& uuid) const;
 
+  // Faults from now on. Outlived by this object. Unimplemented: this driver does not tell.
+  absl::StatusOr<std::unique_ptr<FaultWatch>> WatchFaults() const;
+
   // Of Find only this, at a fraction of its price.
   absl::StatusOr<Bytes> FreeBytes(const std::string& uuid) const;
 
  private:
   struct Functions;
+  class Watch;
   explicit Nvml(const Functions* functions) : functions_(functions) {}
   static absl::StatusOr<const Nvml*> OpenOnce();
   bool Read(void* gpu, NodeGpu* read) const;

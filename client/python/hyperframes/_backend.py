@@ -48,6 +48,17 @@ def _machine_options(device: torch.device) -> dict[str, Any]:
     return options
 
 
+def check_own_gpu(given: str, visible: list[str], index: int) -> None:
+    """FailedPrecondition: the model is on another GPU than the coordinator gave to this rank."""
+    if visible[index] == given:
+        return
+    where = f"use cuda:{visible.index(given)}" if given in visible else "it is not visible here"
+    raise FailedPrecondition(
+        f"The model is on cuda:{index} ({visible[index]}), and the coordinator gave {given} to "
+        f"this rank: {where}. A script that computes on cuda:LOCAL_RANK finds its own."
+    )
+
+
 def _share_of_rank(description: dict[str, Any], ranks: int) -> dict[str, Any]:
     """What one of several ranks of this node may borrow: nothing from the GPUs that the ranks
     compute on, an equal share of everything else."""
@@ -217,6 +228,9 @@ class ClusterBackend:
         self._description = self._machine.describe()
         own = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
         self._gpu = where.gpu or (own[0] if own else "")
+        if device.type == "cuda":
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            check_own_gpu(self._gpu, own, index)
         self._answer: dict[str, Any] = {}  # CreatePlanResponse; empty before the first plan.
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hyperframes as hf
-from hyperframes._backend import _share_of_rank
+from hyperframes._backend import _share_of_rank, check_own_gpu
 from hyperframes._group import RECOMPUTE, SAVE, agree, bind, unbind
 from hyperframes._worker import exit_code
 
@@ -68,3 +68,12 @@ def test_a_worker_that_would_fail_again_says_so_by_its_exit_code(
     error: Exception, code: int
 ) -> None:
     assert exit_code(error) == code
+
+
+def test_a_model_on_another_gpu_than_the_ranks_own_is_refused_with_the_right_index() -> None:
+    visible = ["GPU-b", "GPU-a"]
+    check_own_gpu("GPU-a", visible, 1)
+    with pytest.raises(hf.FailedPrecondition, match=r"cuda:0 \(GPU-b\).*GPU-a.*use cuda:1"):
+        check_own_gpu("GPU-a", visible, 0)
+    with pytest.raises(hf.FailedPrecondition, match="not visible"):
+        check_own_gpu("GPU-c", visible, 0)

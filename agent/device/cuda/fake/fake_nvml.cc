@@ -1,6 +1,8 @@
 // The few functions of NVML that this project calls, for GPUs of fake_gpus.h.
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <string>
@@ -11,10 +13,17 @@ namespace {
 
 constexpr int kSuccess = 0;
 constexpr int kNotFound = 6;
+constexpr int kTimeout = 10;
 constexpr int kUninitialized = 1;
 
 struct Memory {
   unsigned long long total, free, used;
+};
+
+struct Event {
+  void* gpu;
+  unsigned long long type, data;
+  unsigned gpu_instance, compute_instance;
 };
 
 // A GPU's handle is its index, plus one so that none is null.
@@ -63,6 +72,33 @@ int nvmlDeviceGetMemoryInfo(void* gpu, Memory* memory) {
   memory->free = static_cast<unsigned long long>(hyperframes::FakeFreeBytes(IndexOf(gpu)));
   memory->used = memory->total - memory->free;
   return kSuccess;
+}
+
+int nvmlEventSetCreate(void** set) {
+  *set = HandleOf(0);
+  return kSuccess;
+}
+
+int nvmlEventSetFree(void* /*set*/) { return kSuccess; }
+
+int nvmlDeviceRegisterEvents(void* /*gpu*/, unsigned long long /*types*/, void* /*set*/) {
+  return kSuccess;
+}
+
+// HYPERFRAMES_FAKE_FAULT names a file of "index xid", which is taken.
+int nvmlEventSetWait_v2(void* /*set*/, Event* event, unsigned timeout_ms) {
+  const char* const path = getenv("HYPERFRAMES_FAKE_FAULT");
+  FILE* const file = path == nullptr ? nullptr : fopen(path, "r");
+  int index = 0;
+  const bool fault = file != nullptr && fscanf(file, "%d %llu", &index, &event->data) == 2;
+  if (file != nullptr) fclose(file);
+  if (fault) {
+    unlink(path);
+    event->gpu = HandleOf(index);
+    return kSuccess;
+  }
+  usleep(1000 * (timeout_ms < 10 ? timeout_ms : 10));
+  return kTimeout;
 }
 
 }  // extern "C"
