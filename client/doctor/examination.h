@@ -17,7 +17,8 @@ constexpr absl::Duration kUsualTime = absl::Milliseconds(2800);
 
 // The sources for this machine: limits, then the simulated GPUs that `host_devices` describes (as
 // HYPERFRAMES_HOST_DEVICES does), or, when it is empty, the real ones. InvalidArgument: it cannot
-// be read.
+// be read. What measures collectives belongs behind CUDA's source: it adds paths of the kinds
+// kAllReduce and kSendReceive, which are judged already.
 absl::StatusOr<std::vector<std::unique_ptr<FactSource>>> SourcesHere(
     const std::string& host_devices);
 

@@ -115,7 +115,7 @@ std::string SpeedText(double bytes_per_second) {
 }
 
 std::string PathText(const PathFacts& path) {
-  const std::string ends = absl::StrCat(ShortUuid(path.from), " -> ", ShortUuid(path.to));
+  std::string ends = absl::StrCat(ShortUuid(path.from), " -> ", ShortUuid(path.to));
   if (path.kind == PathKind::kAllReduce || path.kind == PathKind::kSendReceive) {
     return absl::StrCat(path.kind == PathKind::kAllReduce ? "all-reduce " : "send/recv ", ends);
   }

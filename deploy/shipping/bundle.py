@@ -54,19 +54,32 @@ def _find(name: str, user: Path) -> Path:
     raise FileNotFoundError(f"{user} needs {name}, which is in none of {_directories()}")
 
 
-def _package_of(path: Path) -> tuple[str, str]:
-    """Debian's package and its version. dpkg may know a file of /usr/lib as one of /lib."""
-    for name in (str(path), str(path).removeprefix("/usr")):
-        command = ["dpkg-query", "--search", name]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode == 0:
-            package = found.stdout.split(": ")[0].split(",")[0]
-            break
-    else:
-        raise FileNotFoundError(f"{path} belongs to no Debian package, so its licence is unknown")
-    command = ["dpkg-query", "--show", "--showformat=${Version}", package]
-    version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return package.split(":")[0], version
+def _dpkg_query(*arguments: str) -> str:
+    # It exits with 1 where it does not know one of several names, and prints the others.
+    command = ["dpkg-query", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _packages_of(paths: Iterable[Path]) -> dict[Path, tuple[str, str]]:
+    """Debian's package of each file and its version, by one call each: dpkg reads all its lists.
+
+    Raises:
+        FileNotFoundError: no package owns one of them.
+    """
+    # dpkg may know a file of /usr/lib as one of /lib.
+    names = {name: path for path in paths for name in (str(path), str(path).removeprefix("/usr"))}
+    owners: dict[Path, str] = {}
+    for line in _dpkg_query("--search", *sorted(names)).splitlines():
+        packages, _, name = line.rpartition(": ")
+        if name in names:
+            owners[names[name]] = packages.split(",")[0]
+    orphans = sorted(set(names.values()) - owners.keys())
+    if orphans:
+        raise FileNotFoundError(f"no Debian package owns {orphans}, so their licence is unknown")
+    shown = _dpkg_query("--show", "--showformat=${Package} ${Version}\n", *set(owners.values()))
+    versions = dict(line.split(" ", 1) for line in shown.splitlines())
+    plain = {path: owner.split(":")[0] for path, owner in owners.items()}
+    return {path: (package, versions[package]) for path, package in plain.items()}
 
 
 def libraries_of(programs: Iterable[Path]) -> list[SystemLibrary]:
@@ -75,17 +88,16 @@ def libraries_of(programs: Iterable[Path]) -> list[SystemLibrary]:
     Raises:
         FileNotFoundError: one is nowhere, or no package owns it.
     """
-    found: dict[str, SystemLibrary] = {}
+    found: dict[str, Path] = {}
     waiting = list(programs)
     while waiting:
         user = waiting.pop()
         for name in elf.needed(user):
-            if name in found or _OF_THE_SYSTEM.fullmatch(name):
-                continue
-            path = _find(name, user)
-            found[name] = SystemLibrary(name, path, *_package_of(path))
-            waiting.append(path)
-    return [found[name] for name in sorted(found)]
+            if name not in found and not _OF_THE_SYSTEM.fullmatch(name):
+                found[name] = _find(name, user)
+                waiting.append(found[name])
+    packages = _packages_of(found.values())
+    return [SystemLibrary(name, found[name], *packages[found[name]]) for name in sorted(found)]
 
 
 def _copy(source: Path, target: Path, mode: int) -> None:

@@ -38,7 +38,7 @@ def _metadata(project: dict[str, Any], version: str, readme: str) -> str:
     return "\n".join(lines) + "\n\n" + readme
 
 
-def _check_tag(tag: str, needs: dict[str, str]) -> None:
+def check_tag(tag: str, needs: dict[str, str]) -> None:
     """A tag promises a glibc. SystemExit: the files ask for a newer one."""
     promised = re.search(r"manylinux_(\d+)_(\d+)_", tag)
     if promised is None:
@@ -85,7 +85,7 @@ def main() -> None:
         shipped = tree.fill(
             folder, arguments.inputs, arguments.copy, arguments.output_root, _LIBRARIES
         )
-        _check_tag(arguments.tag, shipped.system_versions)
+        check_tag(arguments.tag, shipped.system_versions)
         info = folder / f"hyperframes-{arguments.version}.dist-info"
         bundle.ship_licenses(shipped.libraries, info / "licenses")
         metadata = _metadata(project, arguments.version, arguments.readme.read_text())

@@ -120,20 +120,20 @@ def _map(machine: _native.Machine, options: dict[str, Any]) -> Engine:
 _told: set[tuple[str, str]] = set()  # Links about which was said what is to be said.
 
 
+def _tell_unfit_links(description: dict[str, Any], gpu: str) -> set[str]:
+    """The lenders whose link to `gpu` does not do what its kind promises; each is said once."""
+    unfit = [link for link in description.get("unfit_links", ()) if link["from"] == gpu]
+    for link in unfit:
+        way = (gpu, str(link["to"]))
+        if way not in _told and os.environ.get("LOCAL_RANK", "0") == "0":
+            tell(str(link["sentence"]))
+            _told.add(way)
+    return {str(link["to"]) for link in unfit}
+
+
 def _without_unfit_links(description: dict[str, Any], gpu: str) -> dict[str, Any]:
-    """Nothing is lent to `gpu` over a link that does not do what its kind promises; said once."""
-    unfit = {
-        str(link["to"]): str(link["sentence"])
-        for link in description.get("unfit_links", ())
-        if link["from"] == gpu
-    }
-    if not unfit:
-        return description
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        for lender, sentence in unfit.items():
-            if (gpu, lender) not in _told:
-                tell(sentence)
-                _told.add((gpu, lender))
+    """Nothing is lent to `gpu` over a link that is unfit."""
+    unfit = _tell_unfit_links(description, gpu)
     devices = [
         {**device, "lendable_bytes": 0} if device["uuid"] in unfit else device
         for device in description["devices"]
@@ -231,6 +231,8 @@ class ClusterBackend:
         if device.type == "cuda":
             index = device.index if device.index is not None else torch.cuda.current_device()
             check_own_gpu(self._gpu, own, index)
+        # The coordinator knows the links as agents measured them, and prices them in its plan.
+        _tell_unfit_links(self._description, self._gpu)
         self._answer: dict[str, Any] = {}  # CreatePlanResponse; empty before the first plan.
 
     @property
