@@ -59,7 +59,9 @@ def parser_of_flags(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--activation-budget", metavar="SIZE", help="such as 2GiB; without it the recommended one"
     )
-    parser.add_argument("--report", metavar="FILE", help="write what is compared there, as JSON")
+    parser.add_argument(
+        "--report", metavar="FILE", help="write the outcome there; {rank} is replaced"
+    )
     return parser
 
 
@@ -83,9 +85,13 @@ def digest(model: nn.Module) -> str:
 
 
 def save_report(
-    path: str | None, losses: Iterable[float], model: nn.Module, frames: Mapping[str, Any]
+    path: str | None,
+    losses: Iterable[float],
+    model: nn.Module,
+    frames: Mapping[str, Any],
+    rank: int = 0,
 ) -> None:
-    """Prints the outcome, and writes it to `path` if there is one."""
+    """Prints the outcome, and writes it to `path` if there is one. Every rank calls it."""
     report: dict[str, Any] = {
         "losses": [float(loss).hex() for loss in losses],
         "parameters": digest(model),
@@ -99,4 +105,4 @@ def save_report(
         flush=True,
     )
     if path:
-        Path(path).write_text(json.dumps(report))
+        Path(path.replace("{rank}", str(rank))).write_text(json.dumps(report))

@@ -18,15 +18,17 @@ from .errors import FailedPrecondition
 
 def is_compiled(module: nn.Module) -> bool:
     """torch.compile is on the block: its backward may overwrite an unpacked tensor."""
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
+    return _is_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    # fully_shard() makes its class a FSDPOptimizedModule.
+    return any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
 
 
 def call_attribute(module: nn.Module) -> str:
     """What to replace to stand around a call of the module: its forward, or all of it."""
-    if type(module).__name__ != "OptimizedModule" and is_compiled(module):
+    if not _is_wrapper(module) and is_compiled(module):
         return "_compiled_call_impl"
     return "forward"
 

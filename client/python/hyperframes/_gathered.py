@@ -5,7 +5,8 @@ Their storages come and go with each block's forward and backward; a layer saves
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,26 @@ def watch_gathered(model: nn.Module, add: Callable[[nn.Module], Any]) -> Callabl
             handle.remove()
 
     return undo
+
+
+@contextlib.contextmanager
+def sharded_as_before(model: nn.Module) -> Iterator[None]:
+    """What was sharded is sharded again afterwards.
+
+    The root stays gathered after a forward that no backward follows, and an optimizer made then
+    would hold parameters that FSDP is about to throw away.
+    """
+    parts = [part for part in model.modules() if gathers_weights(part)]
+    sharded = [part for part in parts if all(map(_is_sharded, part.parameters()))]
+    try:
+        yield
+    finally:
+        for part in sharded:
+            part.reshard()  # type: ignore[operator]
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    return any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__)
 
 
 def _sharded_parts(module: nn.Module) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from . import _guard
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._compiled import call_attribute, replace_call
 from ._frames import View, describe_tensor
-from ._gathered import gathers_weights, watch_gathered
+from ._gathered import gathers_weights, sharded_as_before, watch_gathered
 from ._group import CollectiveWatch, world_size
 from ._meter import ParameterStorages, passing_hooks
 from ._progress import progress
@@ -72,6 +72,7 @@ def profile(
         with (
             torch.enable_grad(),
             _autocast(run.device, dtype),
+            sharded_as_before(root),
             _announced(),
             progress("profiling", total=run.parts + (loss_fn is not None), unit="blocks") as tick,
         ):
