@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ecosystem.example_runs import (
     assert_frames_fit,
     assert_frames_moved_and_recomputed,
     assert_same_training,
     run_example,
 )
+
+LOSS_STORAGES = 3  # That a cross entropy outside the model saves.
+
+# What `accelerate launch --cpu` sets: data parallel over gloo.
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 
 def test_transformers_trainer_trains_the_same_with_a_context_around_it(tmp_path: Path) -> None:
@@ -19,6 +26,34 @@ def test_transformers_trainer_trains_the_same_with_a_context_around_it(tmp_path:
     assert_frames_moved_and_recomputed(on)
     # Two micro-batches for each of four steps; evaluation is not counted.
     assert on[0].frames["forwards"] == 8
+
+
+@pytest.mark.parametrize("name", ["accelerate_gpt.py", "lightning_gpt.py"])
+def test_accelerate_and_lightning_train_the_same_with_a_context(name: str, tmp_path: Path) -> None:
+    off = run_example(name, tmp_path, mode="off")
+    on = run_example(name, tmp_path, "--activation-budget", "1.29MiB")
+    assert_same_training(off, on)
+    assert_frames_moved_and_recomputed(on, learned=LOSS_STORAGES)
+    assert on[0].frames["forwards"] == 8
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_in_mixed_precision_trains_the_same(ranks: int, tmp_path: Path) -> None:
+    flags = ("--mixed-precision", "bf16")
+    off = run_example("accelerate_gpt.py", tmp_path, *flags, mode="off", ranks=ranks, **ON_CPU)
+    on = run_example(
+        "accelerate_gpt.py",
+        tmp_path,
+        *flags,
+        "--activation-budget",
+        "1.5MiB",
+        ranks=ranks,
+        **ON_CPU,
+    )
+    assert_same_training(off, on)
+    for outcome in on:
+        assert outcome.moved_bytes + outcome.frames["recomputed_bytes"] > 0
+        assert_frames_fit(outcome, learned=LOSS_STORAGES)
 
 
 def test_fsdp2_trains_the_same_on_two_ranks(tmp_path: Path) -> None:
