@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 import hyperframes as hf
-from small_run import LENGTH, TextDataset, make_gpt, parser_of_flags, save_report, start
+from small_run import LENGTH, TextDataset, any_loss, make_gpt, parser_of_flags, save_report, start
 from train_gpt import loss_of
 
 
@@ -25,13 +25,13 @@ def main() -> None:
     parser.add_argument("--mixed-precision", choices=["no", "bf16"], default="no")
     args = start(parser)
     accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision=args.mixed_precision)
-    model = make_gpt()
+    model: torch.nn.Module = make_gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = DataLoader(TextDataset(4 * args.steps, LENGTH), batch_size=2, shuffle=True)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
 
     losses = []
-    with hf.hyperframes(model, activation_budget=args.activation_budget) as model:
+    with hf.hyperframes(model, loss_fn=any_loss, activation_budget=args.activation_budget) as model:
         for batch in data:
             ids, targets = batch["input_ids"][:, :-1], batch["labels"][:, 1:]
             with accelerator.accumulate(model):

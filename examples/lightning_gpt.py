@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import hyperframes as hf
-from small_run import LENGTH, TextDataset, make_gpt, parser_of_flags, save_report, start
+from small_run import LENGTH, TextDataset, any_loss, make_gpt, parser_of_flags, save_report, start
 from train_gpt import loss_of
 
 
@@ -60,7 +60,9 @@ def main() -> None:
     )
     train = DataLoader(TextDataset(64, LENGTH), batch_size=2, shuffle=True)
     validation = DataLoader(TextDataset(4, LENGTH, start=2**20), batch_size=2)
-    with hf.hyperframes(module.network, activation_budget=args.activation_budget) as network:
+    with hf.hyperframes(
+        module.network, loss_fn=any_loss, activation_budget=args.activation_budget
+    ) as network:
         trainer.fit(module, train, validation)
         frames = hf.stats(network)
 

@@ -73,23 +73,19 @@ def assert_same_training(off: list[Outcome], on: list[Outcome]) -> None:
         assert framed.parameters == without.parameters
 
 
-def assert_frames_moved_and_recomputed(outcomes: list[Outcome], learned: int = 0) -> None:
+def assert_frames_moved_and_recomputed(outcomes: list[Outcome]) -> None:
     """In every step of every rank, under the budget that was asked for."""
     for outcome in outcomes:
         frames = outcome.frames
         assert outcome.moved_bytes > 0
         assert frames["recomputed_bytes"] > 0
         assert frames["recomputed_blocks"] >= frames["forwards"] > 0
-        assert_frames_fit(outcome, learned)
+        assert_frames_fit(outcome)
 
 
-def assert_frames_fit(outcome: Outcome, learned: int = 0) -> None:
-    """Within the budget, as planned, and all gone at the end.
-
-    `learned`: storages that the first step alone had without a plan, for the loss is outside the
-    model and no profile was given.
-    """
+def assert_frames_fit(outcome: Outcome) -> None:
+    """Within the budget, as planned, and all gone at the end."""
     frames = outcome.frames
     assert frames["activation_peak"] <= frames["activation_budget"]
-    assert frames["unplanned_storages"] == learned
+    assert frames["unplanned_storages"] == 0
     assert frames["engine"]["live_storages"] == 0

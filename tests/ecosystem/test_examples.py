@@ -13,8 +13,6 @@ from ecosystem.example_runs import (
     run_example,
 )
 
-LOSS_STORAGES = 3  # That a cross entropy outside the model saves.
-
 # What `accelerate launch --cpu` sets: data parallel over gloo.
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
@@ -33,7 +31,7 @@ def test_accelerate_and_lightning_train_the_same_with_a_context(name: str, tmp_p
     off = run_example(name, tmp_path, mode="off")
     on = run_example(name, tmp_path, "--activation-budget", "1.29MiB")
     assert_same_training(off, on)
-    assert_frames_moved_and_recomputed(on, learned=LOSS_STORAGES)
+    assert_frames_moved_and_recomputed(on)
     assert on[0].frames["forwards"] == 8
 
 
@@ -53,7 +51,7 @@ def test_accelerate_in_mixed_precision_trains_the_same(ranks: int, tmp_path: Pat
     assert_same_training(off, on)
     for outcome in on:
         assert outcome.moved_bytes + outcome.frames["recomputed_bytes"] > 0
-        assert_frames_fit(outcome, learned=LOSS_STORAGES)
+        assert_frames_fit(outcome)
 
 
 def test_fsdp2_trains_the_same_on_two_ranks(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from ._refusals import (
     judge_inner_hooks,
     refuse_checkpointing,
     refuse_graph_capture,
+    refuse_moved_model,
     refuse_outer_hooks,
     refuse_subclass,
     unwrap,
@@ -121,8 +122,6 @@ class Session:
         self._device = model_device(self._root)
         self._ledger = Ledger(self._device)
         self._meter = ActivationMeter(self._root)
-        if self._backend is None:
-            self._backend = make_backend(self._device)
         if self._profile is None and self._sample["sample_input"] is not None:
             self._profile = profile(
                 self._root,
@@ -237,7 +236,8 @@ class Session:
     # ---- The plan ----
 
     def _start(self, profile: Profile) -> None:
-        assert self._backend is not None
+        if self._backend is None:
+            self._backend = make_backend(self._device)
         self._book = PlanBook(self._backend, profile, self._limits, self._pins)
         self._plan = self._book.first()
         self._limits = self._book.limits
@@ -296,6 +296,7 @@ class Session:
             self._profile_now(args, kwargs)
         assert self._store is not None
         assert self._book is not None
+        refuse_moved_model(self._root, self._device)
         self._end_step()
         self._parameters = ParameterStorages(self._root)
         signature = signature_of(args, kwargs)
@@ -329,6 +330,8 @@ class Session:
 
     def _profile_now(self, args: Any, kwargs: Any) -> None:
         """Neither profile nor sample was given: the first batch is the sample."""
+        self._device = model_device(self._root)  # Trainers move the model after this was entered.
+        self._ledger = Ledger(self._device)
         self._suspended = True
         try:
             sample = args if not kwargs else None
