@@ -19,7 +19,7 @@ def empty_gpt() -> GPT:
 def fill(model: GPT) -> None:
     model.to_empty(device=DEVICE)
     model.load_state_dict(make_gpt(tied=False).state_dict(), strict=False)
-    model.mask.copy_(make_gpt().mask)
+    model.get_buffer("mask").copy_(make_gpt().get_buffer("mask"))
 
 
 def test_the_model_may_get_its_device_after_the_context_was_opened() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from . import _guard
+from ._arguments import refuse_written_sample, warn_written, written_argument
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._compiled import call_attribute, replace_call
 from ._frames import View, describe_tensor
@@ -65,6 +66,7 @@ def profile(
     root = unwrap(model)
     refuse_checkpointing(root, allow_checkpointing)
     args, kwargs = as_arguments(sample_input)
+    refuse_written_sample(args, kwargs)
     run = _Run(root, discover_blocks(root, blocks), allow_checkpointing)
     cpu_rng = torch.get_rng_state()
     gpu_rng = torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None
@@ -150,6 +152,7 @@ class _Run:
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
+        self._warned = False
         self._batch: list[torch.UntypedStorage] = []
         self._tick: Callable[[str], None] = lambda name: None
 
@@ -268,7 +271,12 @@ class _Run:
         outputs: list[Any] = []
         self._running = name
         try:
-            for index in range(_RUNS):
+            written = written_argument(args, kwargs)
+            if written:
+                keep_reason = f"writes to its {written}"
+                if not self._warned:
+                    self._warned = warn_written(name, written)
+            for index in range(1 if written else _RUNS):
                 watch = CollectiveWatch() if not index and self._may_communicate(module) else None
                 if index:
                     self._ledger.restore(snapshot)

@@ -14,7 +14,10 @@ from ._compiled import refuse_whole
 from ._meter import ActivationMeter, passing_hooks, top_hooks
 from .errors import FailedPrecondition, Unimplemented
 
-_FLAGS = ("gradient_checkpointing", "is_gradient_checkpointing", "grad_checkpointing")
+_FLAGS = (
+    "gradient_checkpointing", "is_gradient_checkpointing", "grad_checkpointing",
+    "activation_checkpointing", "is_activation_checkpointing",
+)  # fmt: skip
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import _guard
+from ._arguments import as_sample, written_argument
 from ._backend import make_backend
 from ._blocks import Ledger, discover_blocks, stays_reason
 from ._compiled import around_compiled, refuse_while_traced, replace_call
@@ -217,6 +218,7 @@ class Session:
                 or self._passes()
                 or not self._recomputes(call.key)
                 or not self._is_on_top()
+                or written_argument(args, kwargs)
             ):
                 return original(*args, **kwargs)
             frame = RecomputeFrame(
@@ -334,15 +336,9 @@ class Session:
         self._ledger = Ledger(self._device)
         self._suspended = True
         try:
-            sample = args if not kwargs else None
-            if sample is None and args:
-                raise FailedPrecondition(
-                    "The model is called with positional and keyword arguments together: give "
-                    "hf.hyperframes a profile=."
-                )
             self._profile = profile(
                 self._root,
-                sample if sample is not None else kwargs,
+                as_sample(self._root, args, kwargs),
                 loss_fn=self._sample["loss_fn"],
                 optimizer=self._sample["optimizer"],
                 dtype=self._sample["dtype"],
