@@ -66,6 +66,13 @@ def by_part(model: Any) -> GPT:
     return model
 
 
+def only_blocks(model: Any) -> GPT:
+    """HyperFrames reaches beyond what FSDP shards: each block is a root of its own."""
+    for block in model.blocks:
+        fully_shard(block, mesh=init_device_mesh(DEVICE.type, (1,)))
+    return model
+
+
 def kept_gathered(model: GPT) -> GPT:
     return by_block(model, reshard_after_forward=False)
 
@@ -75,7 +82,7 @@ def in_bfloat16(model: GPT) -> GPT:
     return by_block(model, mp_policy=policy)
 
 
-SHARDINGS = {f.__name__: f for f in (by_block, by_part, kept_gathered, in_bfloat16)}
+SHARDINGS = {f.__name__: f for f in (by_block, by_part, only_blocks, kept_gathered, in_bfloat16)}
 
 
 @pytest.fixture(params=list(SHARDINGS))
@@ -128,6 +135,14 @@ def test_t24_a_micro_batch_without_communication_is_bit_equal(rule: Any) -> None
     ) as inside:
         seen = accumulate(inside)
     assert same_gradients(plain, seen)
+
+
+def test_t24_sharding_inside_the_context_is_refused_by_name() -> None:
+    model = make_gpt()
+    with hf.hyperframes(model, activation_budget="1GiB", _backend=default_backend(peer)) as inside:
+        by_block(model)
+        with pytest.raises(hf.FailedPrecondition, match="shard the model first"):
+            inside(batch(0)[0])
 
 
 def shape_of(profile: hf.Profile) -> list[tuple[str, list[tuple[int, int]]]]:

@@ -6,10 +6,12 @@ Their storages come and go with each block's forward and backward; a layer saves
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
+
+from .errors import FailedPrecondition
 
 
 def gathers_weights(module: nn.Module) -> bool:
@@ -34,6 +36,20 @@ def watch_gathered(model: nn.Module, add: Callable[[nn.Module], Any]) -> Callabl
             handle.remove()
 
     return undo
+
+
+def refuse_late_sharding(parts: Iterable[nn.Module], gathers: bool) -> None:
+    """FailedPrecondition: fully_shard() was called after the context was opened.
+
+    Args:
+        gathers: some part of the model was sharded then.
+    """
+    if not gathers and any(gathers_weights(part) for part in parts):
+        raise FailedPrecondition(
+            "fully_shard() was called on the model inside hf.hyperframes, which would take "
+            "gathered weights for activations: shard the model first, then open the context around "
+            "it."
+        )
 
 
 @contextlib.contextmanager

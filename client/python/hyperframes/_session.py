@@ -18,7 +18,7 @@ from ._compiled import around_compiled, refuse_while_traced, replace_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
-from ._gathered import gathers_weights, watch_gathered
+from ._gathered import gathers_weights, refuse_late_sharding, watch_gathered
 from ._inflight import InFlight
 from ._meter import (
     ActivationMeter,
@@ -294,6 +294,7 @@ class Session:
         if self._passes():
             return
         refuse_graph_capture(self._device)
+        refuse_late_sharding((self._root, *self._blocks.values()), self._gathers)
         if self._store is None:
             self._profile_now(args, kwargs)
         assert self._store is not None
