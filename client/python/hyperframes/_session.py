@@ -194,6 +194,7 @@ class Session:
 
     def _install_block(self, name: str, module: nn.Module) -> None:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            refuse_while_traced(name)
             if self._passes():
                 self._ledger.enter_unseen()
             else:
@@ -290,7 +291,7 @@ class Session:
         )
 
     def _before_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        refuse_while_traced()
+        refuse_while_traced("The model")
         if self._passes():
             return
         refuse_graph_capture(self._device)
