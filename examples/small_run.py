@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def parser_of_flags(description: str | None) -> argparse.ArgumentParser:
 def start(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The flags; from now on every sum is made in one order, for bits are compared."""
     args = parser.parse_args()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
