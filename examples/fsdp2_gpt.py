@@ -64,7 +64,7 @@ def main() -> None:
     profile = hf.profile(
         model, ids, loss_fn=lambda logits: loss_of(logits, targets), optimizer=optimizer
     )
-    losses = []
+    losses, graphs = [], []
     with hf.hyperframes(model, profile=profile, activation_budget=args.activation_budget) as model:
         for step in range(args.steps):
             ids, targets = (tensor.to(device) for tensor in batches.batch(step))
@@ -73,9 +73,10 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-        frames = hf.stats(model)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        frames = {**hf.stats(model), "compiled_graphs": graphs}
 
-    save_report(args.report and f"{args.report}.{rank}", losses, model, frames)
+    save_report(args.report, losses, model, frames, rank=rank)
     dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from stdlib_text import stdlib_bytes
-from train_gpt import GPT
+from train_gpt import GPT, loss_of
 
 LENGTH = 128
 
@@ -50,6 +51,13 @@ def make_gpt(layers: int = 4) -> GPT:
     )
 
 
+def any_loss(logits: torch.Tensor) -> torch.Tensor:
+    """For a profile, where the loss is computed outside the model: what it saves does not depend on
+    the targets."""
+    targets = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
+    return loss_of(logits, targets)
+
+
 def parser_of_flags(description: str | None) -> argparse.ArgumentParser:
     """--steps, --activation-budget, --report."""
     parser = argparse.ArgumentParser(
@@ -59,13 +67,16 @@ def parser_of_flags(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--activation-budget", metavar="SIZE", help="such as 2GiB; without it the recommended one"
     )
-    parser.add_argument("--report", metavar="FILE", help="write what is compared there, as JSON")
+    parser.add_argument(
+        "--report", metavar="FILE", help="write the outcome there; {rank} is replaced"
+    )
     return parser
 
 
 def start(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The flags; from now on every sum is made in one order, for bits are compared."""
     args = parser.parse_args()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
@@ -83,9 +94,13 @@ def digest(model: nn.Module) -> str:
 
 
 def save_report(
-    path: str | None, losses: Iterable[float], model: nn.Module, frames: Mapping[str, Any]
+    path: str | None,
+    losses: Iterable[float],
+    model: nn.Module,
+    frames: Mapping[str, Any],
+    rank: int = 0,
 ) -> None:
-    """Prints the outcome, and writes it to `path` if there is one."""
+    """Prints the outcome, and writes it to `path` if there is one. Every rank calls it."""
     report: dict[str, Any] = {
         "losses": [float(loss).hex() for loss in losses],
         "parameters": digest(model),
@@ -99,4 +114,4 @@ def save_report(
         flush=True,
     )
     if path:
-        Path(path).write_text(json.dumps(report))
+        Path(path.replace("{rank}", str(rank))).write_text(json.dumps(report))

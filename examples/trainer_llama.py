@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # The model is made here, not loaded.
 
@@ -25,7 +26,7 @@ from small_run import LENGTH, TextDataset, parser_of_flags, save_report, start
 from train_gpt import VOCABULARY
 
 
-def make_model() -> LlamaForCausalLM:
+def make_model(attention: str = "sdpa") -> Any:
     """A Llama of random weights; everything but its size is as in the large ones."""
     return LlamaForCausalLM(
         LlamaConfig(
@@ -36,6 +37,7 @@ def make_model() -> LlamaForCausalLM:
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=LENGTH,
+            attn_implementation=attention,
         )
     )
 

@@ -68,7 +68,7 @@ for group in "${groups[@]}"; do
     # An environment that cannot be made is a failed group, not the end of the others.
     ecosystem)
       hf_ecosystem_venv || true
-      HF_PYTHON=$HF_ECOSYSTEM_PYTHON pytest_group ecosystem 1200 tests/ecosystem
+      HF_PYTHON=$HF_ECOSYSTEM_PYTHON pytest_group ecosystem 2400 tests/ecosystem
       ;;
     release) release_group ;;
     # A suffix of their own keeps the outputs of each configuration apart, and no symlinks: the tests

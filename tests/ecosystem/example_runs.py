@@ -32,44 +32,60 @@ class Outcome:
 
 
 def run_example(
-    name: str,
-    folder: Path,
-    *flags: str,
-    mode: str = "on",
-    devices: str = DEVICES,
-    launcher: tuple[str, ...] = (),
-) -> Outcome:
-    """The report of `examples/NAME FLAGS`, started by python or by `launcher` (of python -m)."""
-    report = folder / f"{name}-{mode}-{len(list(folder.iterdir()))}.json"
-    command = [sys.executable, *launcher, f"examples/{name}", *flags, "--report", str(report)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "client" / "python"),
-        "HYPERFRAMES_MODE": mode,
-        "HYPERFRAMES_HOST_DEVICES": devices,
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    name: str, folder: Path, *flags: str, mode: str = "on", ranks: int = 1, **environment: str
+) -> list[Outcome]:
+    """The reports of all ranks of `examples/NAME FLAGS`, started as its docstring says."""
+    report = folder / f"{name}-{mode}-{len(list(folder.iterdir()))}-{{rank}}.json"
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    command = [
+        sys.executable, *(torchrun if ranks > 1 else ()), f"examples/{name}", *flags,
+        "--report", str(report),
+    ]  # fmt: skip
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "client" / "python"),
+            "HYPERFRAMES_MODE": mode,
+            "HYPERFRAMES_HOST_DEVICES": DEVICES,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return Outcome(**json.loads(report.read_text()))
+    texts = [Path(str(report).format(rank=rank)).read_text() for rank in range(ranks)]
+    return [Outcome(**json.loads(text)) for text in texts]
 
 
-def assert_same_training(off: Outcome, on: Outcome) -> None:
-    """Every loss and the parameters after the last step, to the last bit."""
-    assert off.frames == {"mode": "off"}
-    assert len(off.losses) >= 4
-    assert on.losses == off.losses
-    assert on.parameters == off.parameters
+def assert_same_training(off: list[Outcome], on: list[Outcome]) -> None:
+    """Every loss and the parameters after the last step, to the last bit, on every rank."""
+    assert len(off) == len(on)
+    for without, framed in zip(off, on, strict=True):
+        assert without.frames["mode"] == "off"
+        assert len(without.losses) >= 4
+        assert framed.losses == without.losses
+        assert framed.parameters == without.parameters
 
 
-def assert_frames_moved_and_recomputed(outcome: Outcome) -> None:
-    """In every step, under the budget that was asked for."""
+def assert_frames_moved_and_recomputed(outcomes: list[Outcome]) -> None:
+    """In every step of every rank, under the budget that was asked for."""
+    for outcome in outcomes:
+        frames = outcome.frames
+        assert outcome.moved_bytes > 0
+        assert frames["recomputed_bytes"] > 0
+        assert frames["recomputed_blocks"] >= frames["forwards"] > 0
+        assert_frames_fit(outcome)
+
+
+def assert_frames_fit(outcome: Outcome) -> None:
+    """Within the budget, as planned, and all gone at the end."""
     frames = outcome.frames
-    assert outcome.moved_bytes > 0
-    assert frames["recomputed_bytes"] > 0
-    assert frames["recomputed_blocks"] >= frames["forwards"] > 0
     assert frames["activation_peak"] <= frames["activation_budget"]
+    assert frames["unplanned_storages"] == 0
     assert frames["engine"]["live_storages"] == 0

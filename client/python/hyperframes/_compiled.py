@@ -19,15 +19,17 @@ from .errors import FailedPrecondition
 
 def is_compiled(module: nn.Module) -> bool:
     """torch.compile is on the block: its backward may overwrite an unpacked tensor."""
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
+    return _is_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    # fully_shard() makes its class a FSDPOptimizedModule.
+    return any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
 
 
 def call_attribute(module: nn.Module) -> str:
     """What to replace to stand around a call of the module: its forward, or all of it."""
-    if type(module).__name__ != "OptimizedModule" and is_compiled(module):
+    if not _is_wrapper(module) and is_compiled(module):
         return "_compiled_call_impl"
     return "forward"
 
@@ -80,17 +82,18 @@ def around_compiled(
     return replace_call(module, call)
 
 
-def refuse_while_traced() -> None:
-    """FailedPrecondition: a forward of ours is being compiled into something larger."""
+def refuse_while_traced(what: str) -> None:
+    """FailedPrecondition: a hook of ours is being compiled, for compilation came after the context
+    was opened, or goes around more than one block."""
     if torch.compiler.is_compiling():
         # The graph ends here: what follows is run, not traced. (A raise that is traced is undone.)
         torch._dynamo.graph_break()
-        refuse_whole("The model is called from compiled code (torch.compile around it)")
+        refuse_whole(f"{what} is called from compiled code (torch.compile inside the context)")
 
 
 def refuse_whole(what: str) -> None:
-    """Raises FailedPrecondition."""
+    """Raises FailedPrecondition: ``what`` is compiled."""
     raise FailedPrecondition(
-        f"{what}, so hooks run only after its whole forward: compile each block instead "
-        "(for layer in model.layers: layer.compile())."
+        f"{what}, so hooks run only after its whole forward, or are traced: compile each block "
+        "instead (for layer in model.layers: layer.compile()), before the context is opened."
     )

@@ -5,10 +5,13 @@ Their storages come and go with each block's forward and backward; a layer saves
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
+
+from .errors import FailedPrecondition
 
 
 def gathers_weights(module: nn.Module) -> bool:
@@ -33,6 +36,40 @@ def watch_gathered(model: nn.Module, add: Callable[[nn.Module], Any]) -> Callabl
             handle.remove()
 
     return undo
+
+
+def refuse_late_sharding(parts: Iterable[nn.Module], gathers: bool) -> None:
+    """FailedPrecondition: fully_shard() was called after the context was opened.
+
+    Args:
+        gathers: some part of the model was sharded then.
+    """
+    if not gathers and any(gathers_weights(part) for part in parts):
+        raise FailedPrecondition(
+            "fully_shard() was called on the model inside hf.hyperframes, which would take "
+            "gathered weights for activations: shard the model first, then open the context around "
+            "it."
+        )
+
+
+@contextlib.contextmanager
+def sharded_as_before(model: nn.Module) -> Iterator[None]:
+    """What was sharded is sharded again afterwards.
+
+    The root stays gathered after a forward that no backward follows, and an optimizer made then
+    would hold parameters that FSDP is about to throw away.
+    """
+    parts = [part for part in model.modules() if gathers_weights(part)]
+    sharded = [part for part in parts if all(map(_is_sharded, part.parameters()))]
+    try:
+        yield
+    finally:
+        for part in sharded:
+            part.reshard()  # type: ignore[operator]
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    return any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__)
 
 
 def _sharded_parts(module: nn.Module) -> list[nn.Module]:

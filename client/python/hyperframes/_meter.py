@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from . import _guard
+from ._gathered import watch_gathered
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -94,7 +95,7 @@ class ActivationMeter:
         self._current = 0
         self._peak = 0
         self._step_peak = 0
-        self._remove: Callable[[], None] | None = None
+        self._undo: list[Callable[[], None]] = []
         self._record = record
         self._start = time.perf_counter()
         self._hooks: passing_hooks | None = None
@@ -186,7 +187,11 @@ class ActivationMeter:
         _guard.listen(self._see_recomputation)
         if self._model is not None:
             handle = self._model.register_forward_pre_hook(self._begin_step)
-            self._remove = handle.remove
+            # Gathered after the hook above: parts are looked at one by one, as they are.
+            self._undo = [
+                watch_gathered(self._model, lambda part: self._skip.add(part)),
+                handle.remove,
+            ]
         # Under hooks that already report to every active meter another pair would hide them.
         if not _are_ours(top_hooks()):
             self._hooks = passing_hooks(self._pack, lambda tensor: tensor)
@@ -201,9 +206,8 @@ class ActivationMeter:
     ) -> None:
         _active.remove(self)
         _guard.unlisten(self._see_recomputation)
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        while self._undo:
+            self._undo.pop()()
         if self._hooks is not None:
             self._hooks.__exit__(kind, error, trace)
             self._hooks = None

@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils import _pytree
 
 from . import _guard
+from ._arguments import refuse_written_sample, warn_written, written_argument
 from ._block_runs import fresh, fresh_arguments, no_leaf, synchronize, time_backward
 from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
 from ._compiled import call_attribute, replaced_call
 from ._frames import describe_tensor
-from ._gathered import gathers_weights, watch_gathered
+from ._gathered import gathers_weights, sharded_as_before, watch_gathered
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
 from ._measure_operators import CompiledWatch, measure_operators
@@ -69,6 +70,7 @@ def profile(
     root = unwrap(model)
     refuse_checkpointing(root, allow_checkpointing)
     args, kwargs = as_arguments(sample_input)
+    refuse_written_sample(args, kwargs)
     run = _Run(root, discover_blocks(root, blocks), allow_checkpointing)
     cpu_rng = torch.get_rng_state()
     gpu_rng = torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None
@@ -76,6 +78,7 @@ def profile(
         with (
             torch.enable_grad(),
             _autocast(run.device, dtype),
+            sharded_as_before(root),
             _announced(),
             progress("profiling", total=run.parts + (loss_fn is not None), unit="blocks") as tick,
         ):
@@ -146,6 +149,7 @@ class _Run:
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._running = ""
+        self._warned = False
         self._batch: list[torch.UntypedStorage] = []
         self._tick: Callable[[str], None] = lambda name: None
 
@@ -271,7 +275,12 @@ class _Run:
         outputs: list[Any] = []
         self._running = name
         try:
-            for index in range(_RUNS):
+            written = written_argument(args, kwargs)
+            if written:
+                keep_reason = f"writes to its {written}"
+                if not self._warned:
+                    self._warned = warn_written(name, written)
+            for index in range(1 if written else _RUNS):
                 watch = CollectiveWatch() if not index and self._may_communicate(module) else None
                 if index:
                     self._ledger.restore(snapshot)

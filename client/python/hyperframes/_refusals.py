@@ -14,7 +14,10 @@ from ._compiled import refuse_whole
 from ._meter import ActivationMeter, passing_hooks, top_hooks
 from .errors import FailedPrecondition, Unimplemented
 
-_FLAGS = ("gradient_checkpointing", "is_gradient_checkpointing", "grad_checkpointing")
+_FLAGS = (
+    "gradient_checkpointing", "is_gradient_checkpointing", "grad_checkpointing",
+    "activation_checkpointing", "is_activation_checkpointing",
+)  # fmt: skip
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 
@@ -51,7 +54,8 @@ def refuse_checkpointing(model: nn.Module, allowed: bool) -> None:
             raise FailedPrecondition(
                 f"Gradient checkpointing is already on: {name or type(model).__name__} {what}. "
                 "HyperFrames decides itself what is recomputed. Call "
-                "model.gradient_checkpointing_disable() (or unwrap the module), or pass "
+                "model.gradient_checkpointing_disable() (with transformers' Trainer: "
+                "gradient_checkpointing=False in its arguments; or unwrap the module), or pass "
                 "allow_checkpointing=True."
             )
 
@@ -63,6 +67,17 @@ def refuse_graph_capture(device: torch.device) -> None:
             "A CUDA graph is being captured around the model: a graph replays fixed addresses, and "
             "HyperFrames moves storages between steps. Run the step without the graph, or this "
             "model with HYPERFRAMES_MODE=off."
+        )
+
+
+def refuse_moved_model(model: nn.Module, device: torch.device) -> None:
+    """FailedPrecondition: the model is no longer where its frames were planned."""
+    now = next(model.parameters()).device
+    if now != device:
+        raise FailedPrecondition(
+            f"The model was on {device} when its frames were planned and is on {now} now: nothing "
+            "would be moved. Open the context after moving it, or give no profile and no "
+            "sample_input: then the first batch is the sample, wherever the model is by then."
         )
 
 

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from . import _guard
+from ._arguments import as_sample, written_argument
 from ._backend import make_backend
 from ._blocks import Ledger, discover_blocks, stays_reason
 from ._compiled import around_compiled, refuse_while_traced, replace_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
-from ._gathered import gathers_weights, watch_gathered
+from ._gathered import gathers_weights, refuse_late_sharding, watch_gathered
 from ._gradients import watch_gradients
 from ._inflight import InFlight
 from ._meter import (
@@ -36,6 +37,7 @@ from ._refusals import (
     judge_inner_hooks,
     refuse_checkpointing,
     refuse_graph_capture,
+    refuse_moved_model,
     refuse_outer_hooks,
     refuse_subclass,
     unwrap,
@@ -122,8 +124,6 @@ class Session:
         self._device = model_device(self._root)
         self._ledger = Ledger(self._device)
         self._meter = ActivationMeter(self._root)
-        if self._backend is None:
-            self._backend = make_backend(self._device)
         if self._profile is None and self._sample["sample_input"] is not None:
             self._profile = profile(
                 self._root,
@@ -195,6 +195,7 @@ class Session:
 
     def _install_block(self, name: str, module: nn.Module) -> None:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            refuse_while_traced(name)
             if self._passes():
                 self._ledger.enter_unseen()
             else:
@@ -219,6 +220,7 @@ class Session:
                 or self._passes()
                 or not self._recomputes(call.key)
                 or not self._is_on_top()
+                or written_argument(args, kwargs)
             ):
                 return original(*args, **kwargs)
             assert self._plan is not None
@@ -240,7 +242,8 @@ class Session:
     # ---- The plan ----
 
     def _start(self, profile: Profile) -> None:
-        assert self._backend is not None
+        if self._backend is None:
+            self._backend = make_backend(self._device)
         absent = watch_gradients(self._model)
         self._book = PlanBook(self._backend, profile, self._limits, self._pins, absent)
         self._plan = self._book.first()
@@ -293,14 +296,16 @@ class Session:
         )
 
     def _before_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        refuse_while_traced()
+        refuse_while_traced("The model")
         if self._passes():
             return
         refuse_graph_capture(self._device)
+        refuse_late_sharding((self._root, *self._blocks.values()), self._gathers)
         if self._store is None:
             self._profile_now(args, kwargs)
         assert self._store is not None
         assert self._book is not None
+        refuse_moved_model(self._root, self._device)
         self._end_step()
         self._parameters = ParameterStorages(self._root)
         signature = signature_of(args, kwargs)
@@ -334,17 +339,13 @@ class Session:
 
     def _profile_now(self, args: Any, kwargs: Any) -> None:
         """Neither profile nor sample was given: the first batch is the sample."""
+        self._device = model_device(self._root)  # Trainers move the model after this was entered.
+        self._ledger = Ledger(self._device)
         self._suspended = True
         try:
-            sample = args if not kwargs else None
-            if sample is None and args:
-                raise FailedPrecondition(
-                    "The model is called with positional and keyword arguments together: give "
-                    "hf.hyperframes a profile=."
-                )
             self._profile = profile(
                 self._root,
-                sample if sample is not None else kwargs,
+                as_sample(self._root, args, kwargs),
                 loss_fn=self._sample["loss_fn"],
                 optimizer=self._sample["optimizer"],
                 dtype=self._sample["dtype"],
