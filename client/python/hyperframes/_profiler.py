@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -84,9 +85,7 @@ def profile(
         ):
             run.forward(args, kwargs, loss_fn, tick)
     finally:
-        torch.set_rng_state(cpu_rng)
-        if gpu_rng is not None:
-            torch.cuda.set_rng_state(gpu_rng, run.device)
+        _set_random_state(cpu_rng, gpu_rng, run.device)
     weights, gradients, states, buffers = resident_bill(root, optimizer)
     blocks_run = run.in_order()
     made = bytes_by_block([run.module_of(block) for block in blocks_run])
@@ -284,9 +283,7 @@ class _Run:
                 watch = CollectiveWatch() if not index and self._may_communicate(module) else None
                 if index:
                     self._ledger.restore(snapshot)
-                    torch.set_rng_state(rng)
-                    if gpu_rng is not None:
-                        torch.cuda.set_rng_state(gpu_rng, self.device)
+                    _set_random_state(rng, gpu_rng, self.device)
                 given = fresh(leaves)
                 versions = [tensor._version for tensor in tensors]
                 nothing = contextlib.nullcontext()
@@ -300,15 +297,13 @@ class _Run:
                 runs.append(info)
                 outputs.append(output)
             result = _merged(runs)
-            result.keep_reason = (
-                keep_reason or result.keep_reason or self._why_kept(module, outputs)
-            )
+            why = keep_reason or result.keep_reason or self._why_kept(module, outputs)
+            result.keep_reason = why
             if compiled is not None and compiled.seen:
                 result.selective_reason = "it runs compiled code"
             elif module is not None and not result.keep_reason:
-                measure_operators(
-                    result, module, forward, lambda: fresh_arguments(leaves, spec), self.device
-                )
+                again = functools.partial(fresh_arguments, leaves, spec)
+                measure_operators(result, module, forward, again, self.device)
                 _restore_buffers(buffers)
         finally:
             self._running = ""
@@ -420,6 +415,13 @@ def _gathers_inside(module: nn.Module) -> bool:
         gathers_weights(part) and (part is not module or call_attribute(module) != "forward")
         for part in module.modules()
     )
+
+
+def _set_random_state(cpu: torch.Tensor, gpu: torch.Tensor | None, device: torch.device) -> None:
+    """Sets the random state of the processor, and of the GPU where there is one."""
+    torch.set_rng_state(cpu)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu, device)
 
 
 def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
