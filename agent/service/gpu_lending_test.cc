@@ -67,7 +67,7 @@ bool Hear(int channel, char word) {
 
 class LentMemory {
  public:
-  LentMemory(Device* gpu, Device* host, const Order& order) : gpu_(gpu) {
+  LentMemory(Device* gpu, Device* host, const Order& order) {
     DescriptorClientOptions options;
     options.socket_path = order.socket;
     options.reconnect_interval = absl::Milliseconds(20);
@@ -95,7 +95,6 @@ class LentMemory {
   }
 
  private:
-  Device* const gpu_;
   std::unique_ptr<DescriptorClient> agent_;
   std::unique_ptr<Memory> memory_, lent_window_, window_;
   std::unique_ptr<Stream> stream_;
