@@ -1,0 +1,93 @@
+// hftransfer: moves frames between nodes for one GPU. hfagent starts it, when a lease of another
+// node is wanted or given, and it ends with the last of them.
+#include <glog/logging.h>
+#include <stdio.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "agent/device/cuda/cuda_machine.h"
+#include "agent/device/host/host_device.h"
+#include "agent/transfer/agent_leases.h"
+#include "agent/transfer/far_server.h"
+#include "agent/transfer/transfer_host.h"
+#include "agent/transfer/transport_maker.h"
+#include "common/config.h"
+#include "common/exit_code.h"
+#include "common/listen_address.h"
+#include "common/malloc_arenas.h"
+#include "common/shutdown.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+struct TransferFlags {
+  std::string backend = "host";
+  std::string gpu = "SIM-local-0";
+  std::string agent_socket;
+  std::string listen_address = "127.0.0.1:0";
+  int64_t worker_descriptor = -1;
+  absl::Duration deadline = absl::Seconds(10);
+  Bytes credit = 256 * kMiB;
+};
+
+absl::Status Run(const TransferFlags& flags, ShutdownSignal* shutdown) {
+  if (flags.agent_socket.empty() == (flags.worker_descriptor < 0)) {
+    return absl::InvalidArgumentError(
+        "give --agent-socket (to serve other nodes) or --worker-descriptor (to use them)");
+  }
+  HostDeviceOptions options;
+  options.uuid = flags.gpu;
+  HF_ASSIGN_OR_RETURN(const auto device, HostDevice::Create(options));
+  const std::unique_ptr<TransportMaker> transports = MakeTcpTransports();
+  if (flags.worker_descriptor >= 0) {
+    TransferHostOptions host;
+    host.deadline = flags.deadline;
+    host.credit = flags.credit;
+    return TransferHost(host, UniqueFd(static_cast<int>(flags.worker_descriptor)), device.get(),
+                        transports.get())
+        .Run();
+  }
+  HF_ASSIGN_OR_RETURN(const auto leases, AgentLeases::Connect(flags.agent_socket, device.get()));
+  FarServerOptions far;
+  HF_ASSIGN_OR_RETURN(far.listen_address, ParseHostPort(flags.listen_address));
+  far.deadline = flags.deadline;
+  HF_ASSIGN_OR_RETURN(const auto server,
+                      FarServer::Start(far, device.get(), leases.get(), transports.get()));
+  printf("hftransfer ready: address=%s\n", FormatHostPort(server->address()).c_str());
+  fflush(stdout);
+  shutdown->Wait();
+  return absl::OkStatus();
+}
+
+void AddFlags(TransferFlags* flags, Config* config) {
+  config->AddString(&flags->backend, "backend", "\"host\" (TCP) or \"cuda\" (NCCL)");
+  config->AddString(&flags->gpu, "gpu", "UUID of the GPU that it works for");
+  config->AddString(&flags->agent_socket, "agent-socket",
+                    "serve other nodes, with leases of the agent behind this socket");
+  config->AddString(&flags->listen_address, "listen-address", "where other nodes connect");
+  config->AddInt(&flags->worker_descriptor, "worker-descriptor", -1, 1 << 20,
+                 "use other nodes, for the training process behind this inherited socket");
+  config->AddDuration(&flags->deadline, "deadline", "how long a peer may be silent");
+  config->AddBytes(&flags->credit, "credit", "under way to or from one peer at a time");
+}
+
+}  // namespace
+}  // namespace hyperframes
+
+int main(int argc, char** argv) {
+  hyperframes::UseOneMallocArena();
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
+  hyperframes::ShutdownSignal shutdown;
+  hyperframes::TransferFlags flags;
+  hyperframes::Config config("hftransfer", "Moves frames between nodes for one GPU.");
+  hyperframes::AddFlags(&flags, &config);
+  const auto outcome = config.Parse(argc, argv);
+  if (outcome.ok() && *outcome == hyperframes::Config::Outcome::kExit) return 0;
+  const absl::Status status = outcome.ok() ? hyperframes::Run(flags, &shutdown) : outcome.status();
+  if (!status.ok()) fprintf(stderr, "hftransfer: %s\n", std::string(status.message()).c_str());
+  return hyperframes::ExitCode(status);
+}
