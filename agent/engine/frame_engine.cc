@@ -314,6 +314,8 @@ absl::Status FrameEngineImpl::AwaitArrival(const Storage& storage) {
     counters_.exposed_wait += options_.clock->Now() - started;
   }
   if (status.ok()) return status;
+  // The lane was let go on, and writes what means nothing: the caller may free the destination.
+  storage.last_reload->Synchronize();
   return absl::Status(status.code(),
                       absl::StrCat(Describe(storage.key), " (", storage.bytes,
                                    " bytes) cannot be reloaded: ", status.message()));
