@@ -5,14 +5,11 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 
-#include "agent/device/cuda/cuda_machine.h"
-#include "agent/device/host/host_device.h"
 #include "agent/transfer/agent_leases.h"
 #include "agent/transfer/far_server.h"
+#include "agent/transfer/nccl/transfer_backend.h"
 #include "agent/transfer/transfer_host.h"
-#include "agent/transfer/transport_maker.h"
 #include "common/config.h"
 #include "common/exit_code.h"
 #include "common/listen_address.h"
@@ -24,12 +21,10 @@ namespace hyperframes {
 namespace {
 
 struct TransferFlags {
-  std::string backend = "host";
-  std::string gpu = "SIM-local-0";
+  TransferBackendOptions backend;
   std::string agent_socket;
   std::string listen_address = "127.0.0.1:0";
   int64_t worker_descriptor = -1;
-  absl::Duration deadline = absl::Seconds(10);
   Bytes credit = 256 * kMiB;
 };
 
@@ -38,24 +33,23 @@ absl::Status Run(const TransferFlags& flags, ShutdownSignal* shutdown) {
     return absl::InvalidArgumentError(
         "give --agent-socket (to serve other nodes) or --worker-descriptor (to use them)");
   }
-  HostDeviceOptions options;
-  options.uuid = flags.gpu;
-  HF_ASSIGN_OR_RETURN(const auto device, HostDevice::Create(options));
-  const std::unique_ptr<TransportMaker> transports = MakeTcpTransports();
+  const absl::Duration deadline = flags.backend.deadline;
+  HF_ASSIGN_OR_RETURN(const auto backend, TransferBackend::Open(flags.backend));
   if (flags.worker_descriptor >= 0) {
     TransferHostOptions host;
-    host.deadline = flags.deadline;
+    host.deadline = deadline;
     host.credit = flags.credit;
-    return TransferHost(host, UniqueFd(static_cast<int>(flags.worker_descriptor)), device.get(),
-                        transports.get())
+    return TransferHost(host, UniqueFd(static_cast<int>(flags.worker_descriptor)),
+                        backend->device(), backend->transports())
         .Run();
   }
-  HF_ASSIGN_OR_RETURN(const auto leases, AgentLeases::Connect(flags.agent_socket, device.get()));
+  HF_ASSIGN_OR_RETURN(const auto leases,
+                      AgentLeases::Connect(flags.agent_socket, backend->device()));
   FarServerOptions far;
   HF_ASSIGN_OR_RETURN(far.listen_address, ParseHostPort(flags.listen_address));
-  far.deadline = flags.deadline;
-  HF_ASSIGN_OR_RETURN(const auto server,
-                      FarServer::Start(far, device.get(), leases.get(), transports.get()));
+  far.deadline = deadline;
+  HF_ASSIGN_OR_RETURN(const auto server, FarServer::Start(far, backend->device(), leases.get(),
+                                                          backend->transports()));
   printf("hftransfer ready: address=%s\n", FormatHostPort(server->address()).c_str());
   fflush(stdout);
   shutdown->Wait();
@@ -63,14 +57,17 @@ absl::Status Run(const TransferFlags& flags, ShutdownSignal* shutdown) {
 }
 
 void AddFlags(TransferFlags* flags, Config* config) {
-  config->AddString(&flags->backend, "backend", "\"host\" (TCP) or \"cuda\" (NCCL)");
-  config->AddString(&flags->gpu, "gpu", "UUID of the GPU that it works for");
+  config->AddString(&flags->backend.backend, "backend", "\"host\" (TCP) or \"cuda\" (NCCL)");
+  config->AddString(&flags->backend.gpu, "gpu", "UUID of the GPU that it works for");
   config->AddString(&flags->agent_socket, "agent-socket",
                     "serve other nodes, with leases of the agent behind this socket");
   config->AddString(&flags->listen_address, "listen-address", "where other nodes connect");
   config->AddInt(&flags->worker_descriptor, "worker-descriptor", -1, 1 << 20,
                  "use other nodes, for the training process behind this inherited socket");
-  config->AddDuration(&flags->deadline, "deadline", "how long a peer may be silent");
+  config->AddDuration(&flags->backend.deadline, "deadline", "how long a peer may be silent");
+  config->AddString(&flags->backend.nccl_library, "nccl-library", "path of libnccl.so.2");
+  config->AddString(&flags->backend.nccl_folder, "nccl-folder",
+                    "looked for libnccl.so.2 last: the folder where torch keeps it");
   config->AddBytes(&flags->credit, "credit", "under way to or from one peer at a time");
 }
 
@@ -83,6 +80,7 @@ int main(int argc, char** argv) {
   google::InitGoogleLogging(argv[0]);
   hyperframes::ShutdownSignal shutdown;
   hyperframes::TransferFlags flags;
+  flags.backend.gpu = "SIM-local-0";
   hyperframes::Config config("hftransfer", "Moves frames between nodes for one GPU.");
   hyperframes::AddFlags(&flags, &config);
   const auto outcome = config.Parse(argc, argv);

@@ -80,7 +80,10 @@ void RemoteLink::Lose(const std::string& why) {
     status_ =
         absl::UnavailableError(absl::StrCat(name_, " is lost, and with it the frames there: ", why,
                                             "; restart the job from its last checkpoint"));
-    fetched_at_loss_ = page_->fetch_done.load(std::memory_order_acquire);
+    for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+      arrived_at_loss_[static_cast<int>(direction)] =
+          arrived(direction)->load(std::memory_order_acquire);
+    }
     lost_.store(true, std::memory_order_release);
   }
   ReleaseWaiters();
@@ -96,11 +99,13 @@ void RemoteLink::ReleaseWaiters() {
   PostWord(&page_->fetch_done, fetches);
 }
 
-absl::Status RemoteLink::AwaitFetched(uint32_t sequence) const {
+absl::Status RemoteLink::AwaitArrival(Direction direction, uint32_t sequence) const {
   // hftransfer posts the word itself, whatever the backend.
-  AwaitWord(page_->fetch_done, sequence, [this] { return lost(); });
+  AwaitWord(*arrived(direction), sequence, [this] { return lost(); });
   MutexLock lock(&mutex_);
-  if (status_.ok() || Reached(fetched_at_loss_, sequence)) return absl::OkStatus();
+  if (status_.ok() || Reached(arrived_at_loss_[static_cast<int>(direction)], sequence)) {
+    return absl::OkStatus();
+  }
   return status_;
 }
 

@@ -55,6 +55,10 @@ class RemoteLink {
 
   Queue* queue(Direction direction) { return direction == Direction::kOut ? &puts_ : &fetches_; }
   TransferPage* page() const { return page_; }
+  // The word that hftransfer advances as the direction's pieces arrive.
+  SharedWord* arrived(Direction direction) const {
+    return direction == Direction::kOut ? &page_->put_stored : &page_->fetch_done;
+  }
   char* staging() const { return staging_->data(); }
   const Memory& page_memory() const { return *page_memory_; }
   const Memory& staging_memory() const { return *staging_; }
@@ -68,8 +72,9 @@ class RemoteLink {
   // whoever asks for status learns why. The first reason stands.
   void Lose(const std::string& why) HF_EXCLUDES(mutex_);
 
-  // Blocks until reload `sequence` is in staging, or the lease is lost.
-  absl::Status AwaitFetched(uint32_t sequence) const HF_EXCLUDES(mutex_);
+  // Blocks until piece `sequence` is on the other node, or a reload's in staging here, or the lease
+  // is lost: then OK only for what had arrived before.
+  absl::Status AwaitArrival(Direction direction, uint32_t sequence) const HF_EXCLUDES(mutex_);
 
   // Looks after the link; called every `since_last`, more or less. It is lost when hftransfer says
   // so or when its beat has stood still for `deadline`, counted in looks, so that a time for which
@@ -89,7 +94,7 @@ class RemoteLink {
   std::atomic<bool> lost_{false};
   mutable Mutex mutex_;
   absl::Status status_ HF_GUARDED_BY(mutex_);
-  uint32_t fetched_at_loss_ HF_GUARDED_BY(mutex_) = 0;
+  uint32_t arrived_at_loss_[kDirectionCount] HF_GUARDED_BY(mutex_) = {};
   // Of the watching thread.
   uint32_t last_beat_ = 0;
   absl::Duration beat_stood_still_;

@@ -21,9 +21,7 @@ class RemoteEvent final : public Event {
   bool Done() const override { return local_->Done(); }
   void Synchronize() const override { local_->Synchronize(); }
   const Event& OnDevice() const override { return local_->OnDevice(); }
-  absl::Status Arrived() const override {
-    return direction_ == Direction::kIn ? link_->AwaitFetched(sequence_) : link_->status();
-  }
+  absl::Status Arrived() const override { return link_->AwaitArrival(direction_, sequence_); }
 
   const RemoteLink* link() const { return link_.get(); }
   Direction direction() const { return direction_; }
