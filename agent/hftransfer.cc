@@ -1,10 +1,14 @@
 // hftransfer: moves frames between nodes for one GPU. hfagent starts it, when a lease of another
 // node is wanted or given, and it ends with the last of them.
 #include <glog/logging.h>
+#include <poll.h>
 #include <stdio.h>
+#include <sys/eventfd.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "agent/transfer/agent_leases.h"
 #include "agent/transfer/far_server.h"
@@ -16,17 +20,38 @@
 #include "common/malloc_arenas.h"
 #include "common/shutdown.h"
 #include "common/status_macros.h"
+#include "common/unique_fd.h"
 
 namespace hyperframes {
 namespace {
+
+constexpr int kLookAtPeersMs = 200;
 
 struct TransferFlags {
   TransferBackendOptions backend;
   std::string agent_socket;
   std::string listen_address = "127.0.0.1:0";
   int64_t worker_descriptor = -1;
+  int64_t lifeline = -1;
   Bytes credit = 256 * kMiB;
 };
+
+// Whoever started it holds the other end of `lifeline`: once that is gone, and the last peer too,
+// nobody needs this program any more. An agent that was killed so disturbs no peer. Returns early
+// when `stop` is readable.
+void EndWithLifeline(int lifeline, int stop, const FarServer& server, ShutdownSignal* shutdown) {
+  pollfd watched[] = {{stop, POLLIN, 0}, {lifeline, POLLIN, 0}};
+  bool alone = false;
+  while (true) {
+    poll(watched, alone ? 1 : 2, alone ? kLookAtPeersMs : -1);
+    if (watched[0].revents != 0) return;
+    alone = alone || watched[1].revents != 0;
+    if (alone && server.peers() == 0) {
+      shutdown->Notify();
+      return;
+    }
+  }
+}
 
 absl::Status Run(const TransferFlags& flags, ShutdownSignal* shutdown) {
   if (flags.agent_socket.empty() == (flags.worker_descriptor < 0)) {
@@ -52,7 +77,16 @@ absl::Status Run(const TransferFlags& flags, ShutdownSignal* shutdown) {
                                                           backend->transports()));
   printf("hftransfer ready: address=%s\n", FormatHostPort(server->address()).c_str());
   fflush(stdout);
+  const UniqueFd lifeline(static_cast<int>(flags.lifeline));
+  const UniqueFd stop(eventfd(0, EFD_CLOEXEC));
+  std::thread watcher;
+  if (lifeline.valid()) {
+    watcher =
+        std::thread(EndWithLifeline, lifeline.get(), stop.get(), std::cref(*server), shutdown);
+  }
   shutdown->Wait();
+  eventfd_write(stop.get(), 1);
+  if (watcher.joinable()) watcher.join();
   return absl::OkStatus();
 }
 
@@ -68,6 +102,8 @@ void AddFlags(TransferFlags* flags, Config* config) {
   config->AddString(&flags->backend.nccl_library, "nccl-library", "path of libnccl.so.2");
   config->AddString(&flags->backend.nccl_folder, "nccl-folder",
                     "looked for libnccl.so.2 last: the folder where torch keeps it");
+  config->AddInt(&flags->lifeline, "lifeline", -1, 1 << 20,
+                 "ends once the other end of this inherited pipe has, and the last peer is gone");
   config->AddBytes(&flags->credit, "credit", "under way to or from one peer at a time");
 }
 

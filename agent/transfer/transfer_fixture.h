@@ -86,9 +86,14 @@ class TransferTest : public ChannelTest {
   }
 
   void StartFar(const std::string& deadline = "20s") {
+    int life[2];
+    ASSERT_EQ(pipe2(life, O_CLOEXEC), 0);
+    const UniqueFd far_end(life[0]);
+    lifeline_.reset(life[1]);
     far_ = std::make_unique<TransferProcess>(
-        std::vector<std::string>{"--agent-socket", directory_ + "/socket", "--deadline", deadline},
-        -1);
+        std::vector<std::string>{"--agent-socket", directory_ + "/socket", "--deadline", deadline,
+                                 "--lifeline", "3"},
+        far_end.get());
     address_ = far_->ReadAddress();
   }
   void StartNear(const std::string& deadline = "20s",
@@ -125,6 +130,7 @@ class TransferTest : public ChannelTest {
   std::unique_ptr<TransferProcess> far_;
   std::unique_ptr<TransferProcess> near_;
   std::string address_;
+  UniqueFd lifeline_;       // far_ ends with it, and with its last peer.
   UniqueFd worker_socket_;  // channel_'s, for closing it as the process's death would.
   std::shared_ptr<TransferChannel> channel_;
 };

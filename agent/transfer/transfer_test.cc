@@ -301,6 +301,21 @@ TEST_F(TransferTest, OneLostLeaseLeavesTheOthersAlone) {
   EXPECT_TRUE(back == frame);
 }
 
+TEST_F(TransferTest, TheFarSideOutlivesItsAgentForAsLongAsItHasPeers) {
+  StartFar();
+  StartNear();
+  auto engine = EngineOn(device_.get(), OpenLease());
+  const std::vector<char> frame = Pattern(kMiB, 1);
+  const StorageHandle handle = Put(engine.get(), frame, 1);
+  lifeline_.reset();
+  agent_.reset();
+  std::vector<char> back(frame.size());
+  ASSERT_TRUE(FetchAndWait(engine.get(), handle, &back).ok());
+  EXPECT_TRUE(back == frame);
+  engine.reset();
+  EXPECT_EQ(far_->WaitForExit(), 0);
+}
+
 TEST_F(TransferTest, HftransferEndsWithItsTrainingProcess) {
   StartNear();
   channel_.reset();

@@ -26,7 +26,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/bench/plain_transfer.h"
 #include "tests/bench/report.h"
-#include "tests/bench/two_nodes.h"
+#include "agent/transfer/two_nodes.h"
 
 namespace hyperframes {
 namespace {

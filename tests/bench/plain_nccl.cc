@@ -15,7 +15,7 @@
 #include "common/status_macros.h"
 #include "common/unique_fd.h"
 #include "tests/bench/plain_transfer.h"
-#include "tests/bench/two_nodes.h"
+#include "agent/transfer/two_nodes.h"
 
 namespace hyperframes {
 namespace {

@@ -1,7 +1,7 @@
-// Two nodes on this machine for a benchmark: the arena of a lending agent, an hftransfer on either
-// side, and the channel of a training process.
-#ifndef HYPERFRAMES_TESTS_BENCH_TWO_NODES_H_
-#define HYPERFRAMES_TESTS_BENCH_TWO_NODES_H_
+// Two nodes on this machine, for tests and benchmarks: the arena of a lending agent, an hftransfer
+// on either side, and the channel of a training process.
+#ifndef HYPERFRAMES_AGENT_TRANSFER_TWO_NODES_H_
+#define HYPERFRAMES_AGENT_TRANSFER_TWO_NODES_H_
 
 #include <sys/types.h>
 
@@ -27,6 +27,7 @@ class ChildProgram {
   ~ChildProgram();
   // The next line of its output, without the end. Empty: it has ended, or said nothing in 60 s.
   std::string ReadLine();
+  void Signal(int number) const;
 
  private:
   ChildProgram() = default;
@@ -38,8 +39,9 @@ struct TwoNodesOptions {
   std::string hftransfer;
   std::string backend;
   std::string nccl_library;
-  Device* near = nullptr;  // Where the training process computes.
-  Device* far = nullptr;   // What the other node lends.
+  std::string deadline = "20s";  // Of both programs.
+  Device* near = nullptr;        // Where the training process computes.
+  Device* far = nullptr;         // What the other node lends.
 };
 
 // The devices outlive it.
@@ -50,6 +52,9 @@ class TwoNodes {
 
   // A lease of `bytes` on the far device, as memory of the near one.
   absl::StatusOr<std::unique_ptr<Memory>> Lease(Bytes bytes, Bytes staging_bytes);
+  const ChildProgram& far() const { return *far_; }
+  const ChildProgram& near() const { return *near_; }
+  Bytes lent() const { return table_->Usage()[0].lent_bytes; }
 
  private:
   explicit TwoNodes(const TwoNodesOptions& options) : options_(options) {}
@@ -58,6 +63,7 @@ class TwoNodes {
   std::string directory_;
   std::unique_ptr<LeaseTable> table_;
   std::unique_ptr<DescriptorServer> server_;
+  UniqueFd lifeline_;  // Ends the far side also when this process is killed.
   std::unique_ptr<ChildProgram> far_;
   std::unique_ptr<ChildProgram> near_;
   std::string address_;
@@ -67,4 +73,4 @@ class TwoNodes {
 
 }  // namespace hyperframes
 
-#endif  // HYPERFRAMES_TESTS_BENCH_TWO_NODES_H_
+#endif  // HYPERFRAMES_AGENT_TRANSFER_TWO_NODES_H_

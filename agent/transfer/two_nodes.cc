@@ -1,4 +1,4 @@
-#include "tests/bench/two_nodes.h"
+#include "agent/transfer/two_nodes.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -52,9 +52,12 @@ absl::StatusOr<std::unique_ptr<ChildProgram>> ChildProgram::Start(
 
 ChildProgram::~ChildProgram() {
   if (pid_ <= 0) return;
+  kill(pid_, SIGCONT);
   kill(pid_, SIGTERM);
   waitpid(pid_, nullptr, 0);
 }
+
+void ChildProgram::Signal(int number) const { kill(pid_, number); }
 
 std::string ChildProgram::ReadLine() {
   std::string line;
@@ -81,12 +84,17 @@ absl::StatusOr<std::unique_ptr<TwoNodes>> TwoNodes::Start(const TwoNodesOptions&
                       DescriptorServer::Start(server, nodes->table_.get(), /*observer=*/nullptr));
   const auto arguments = [&options](const Device& gpu) {
     return std::vector<std::string>{
-        options.hftransfer,     "--backend",      options.backend,     "--gpu",
-        gpu.description().uuid, "--nccl-library", options.nccl_library};
+        options.hftransfer,     "--backend",      options.backend,      "--gpu",
+        gpu.description().uuid, "--nccl-library", options.nccl_library, "--deadline",
+        options.deadline};
   };
   std::vector<std::string> far = arguments(*options.far);
-  far.insert(far.end(), {"--agent-socket", server.socket_path});
-  HF_ASSIGN_OR_RETURN(nodes->far_, ChildProgram::Start(std::move(far), /*inherited=*/-1));
+  far.insert(far.end(), {"--agent-socket", server.socket_path, "--lifeline", "3"});
+  int life[2];
+  if (pipe2(life, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
+  const UniqueFd far_end(life[0]);
+  nodes->lifeline_.reset(life[1]);
+  HF_ASSIGN_OR_RETURN(nodes->far_, ChildProgram::Start(std::move(far), far_end.get()));
   const std::string line = nodes->far_->ReadLine();
   const std::string mark = "address=";
   const size_t at = line.find(mark);
