@@ -94,7 +94,9 @@ absl::StatusOr<std::unique_ptr<TwoNodes>> TwoNodes::Start(const TwoNodesOptions&
   if (pipe2(life, O_CLOEXEC) != 0) return absl::InternalError("no pipe");
   const UniqueFd far_end(life[0]);
   nodes->lifeline_.reset(life[1]);
+  setenv("NCCL_HOSTID", "far", /*overwrite=*/1);
   HF_ASSIGN_OR_RETURN(nodes->far_, ChildProgram::Start(std::move(far), far_end.get()));
+  setenv("NCCL_HOSTID", "near", /*overwrite=*/1);
   const std::string line = nodes->far_->ReadLine();
   const std::string mark = "address=";
   const size_t at = line.find(mark);

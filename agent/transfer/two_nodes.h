@@ -44,7 +44,8 @@ struct TwoNodesOptions {
   Device* far = nullptr;         // What the other node lends.
 };
 
-// The devices outlive it.
+// The devices outlive it; they may be one GPU. NCCL is told, through the programs' environments
+// (and this process's), that they run on different hosts, so that it uses its network transport.
 class TwoNodes {
  public:
   static absl::StatusOr<std::unique_ptr<TwoNodes>> Start(const TwoNodesOptions& options);

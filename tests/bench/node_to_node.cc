@@ -18,6 +18,7 @@
 #include "agent/device/borrowed_memory.h"
 #include "agent/device/cuda/cuda_machine.h"
 #include "agent/device/host/host_device.h"
+#include "agent/transfer/two_nodes.h"
 #include "common/clock.h"
 #include "common/config.h"
 #include "common/exit_code.h"
@@ -26,7 +27,6 @@
 #include "nlohmann/json.hpp"
 #include "tests/bench/plain_transfer.h"
 #include "tests/bench/report.h"
-#include "agent/transfer/two_nodes.h"
 
 namespace hyperframes {
 namespace {
@@ -61,11 +61,9 @@ absl::StatusOr<Devices> OpenDevices(const Options& options) {
     CudaMachineOptions machine;
     machine.host_bytes = 0;
     HF_ASSIGN_OR_RETURN(devices.cuda, CudaMachine::Open(machine));
-    if (devices.cuda->gpus().size() < 2) {
-      return absl::FailedPreconditionError("two nodes need two GPUs, and this machine has one");
-    }
-    devices.near = devices.cuda->gpus()[0];
-    devices.far = devices.cuda->gpus()[1];
+    // On a machine with one GPU that one is both nodes'.
+    devices.near = devices.cuda->gpus().front();
+    devices.far = devices.cuda->gpus()[devices.cuda->gpus().size() > 1 ? 1 : 0];
     return devices;
   }
   for (int i = 0; i < 2; ++i) {
@@ -189,7 +187,7 @@ absl::Status Run(const Options& options) {
   nccl.nccl_library = options.nccl_library;
   nccl.far_gpu = options.far_gpu;
   nccl.most_bytes = options.most_bytes;
-  // Two GPUs of one host count as two nodes: neither may reach the other's memory.
+  // Neither node may reach the other's memory: TwoNodes and StartPlainNccl say that they are two.
   setenv("NCCL_P2P_DISABLE", "1", 1);
   setenv("NCCL_SHM_DISABLE", "1", 1);
   setenv("NCCL_NVLS_ENABLE", "0", 1);
@@ -205,6 +203,7 @@ absl::Status Run(const Options& options) {
   nodes_options.hftransfer = options.hftransfer;
   nodes_options.backend = options.backend;
   nodes_options.nccl_library = options.nccl_library;
+  report["gpus"] = devices.near == devices.far ? 1 : 2;
   nodes_options.near = devices.near;
   nodes_options.far = devices.far;
   HF_ASSIGN_OR_RETURN(const auto nodes, TwoNodes::Start(nodes_options));

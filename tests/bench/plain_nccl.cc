@@ -1,3 +1,4 @@
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,11 +12,11 @@
 #include "agent/device/cuda/cuda_device.h"
 #include "agent/device/cuda/cuda_machine.h"
 #include "agent/transfer/nccl/nccl_library.h"
+#include "agent/transfer/two_nodes.h"
 #include "common/clock.h"
 #include "common/status_macros.h"
 #include "common/unique_fd.h"
 #include "tests/bench/plain_transfer.h"
-#include "agent/transfer/two_nodes.h"
 
 namespace hyperframes {
 namespace {
@@ -123,6 +124,8 @@ class PlainNccl final : public PlainTransfer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PlainTransfer>> StartPlainNccl(const PlainNcclOptions& options) {
+  setenv("NCCL_HOSTID", "near", /*overwrite=*/1);
+  setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);  // As hftransfer does.
   HF_ASSIGN_OR_RETURN(auto rank,
                       Rank::Open(options.nccl_library, options.near_gpu, options.most_bytes));
   HF_ASSIGN_OR_RETURN(const NcclId id, rank->NewId());
@@ -146,6 +149,7 @@ absl::StatusOr<std::unique_ptr<PlainTransfer>> StartPlainNccl(const PlainNcclOpt
 
 absl::Status RunPlainNcclPeer(const std::string& id_hex, const PlainNcclOptions& options) {
   const UniqueFd socket(3);
+  setenv("NCCL_HOSTID", "far", /*overwrite=*/1);
   NcclId id;
   const std::string raw = absl::HexStringToBytes(id_hex);
   if (raw.size() != sizeof(id)) return absl::InvalidArgumentError("--plain-peer is no NCCL id");
