@@ -230,6 +230,11 @@ bool DescriptorServer::HandleMessage(Connection* connection, Received received) 
       break;
     case WireType::kReply:
     case WireType::kRevoke:
+    case WireType::kPage:
+    case WireType::kStaging:
+    case WireType::kOpenRemote:
+    case WireType::kLost:
+    case WireType::kTransfer:
       Refuse(connection->socket.get(), request, WireError::kUnknownType);
       return false;
   }

@@ -37,7 +37,7 @@ WireError Check(const WireMessage& message) {
   if (message.magic != kWireMagic) return WireError::kBadMagic;
   if (message.version != kWireVersion) return WireError::kBadVersion;
   if (message.type < static_cast<uint16_t>(WireType::kHello) ||
-      message.type > static_cast<uint16_t>(WireType::kRevoke)) {
+      message.type > static_cast<uint16_t>(WireType::kTransfer)) {
     return WireError::kUnknownType;
   }
   if (!IsText(message.id, sizeof(message.id)) || !IsText(message.token, sizeof(message.token)) ||

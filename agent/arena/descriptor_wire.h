@@ -25,6 +25,14 @@ enum class WireType : uint16_t {
   kReported = 5,  // Client: everything that it still holds has been offered.
   kReply = 6,     // Server: code, text, error; answers the message with the same sequence.
   kRevoke = 7,    // Server: id = lease. Please return it at the next quiescent point.
+
+  // Between a training process and its hftransfer (agent/transfer), on a socket of their own.
+  kPage = 8,         // Worker: id = lease, the page's descriptor and bytes. Then
+  kStaging = 9,      // Worker: id = lease, the staging memory's descriptor and bytes. Then
+  kOpenRemote = 10,  // Worker: id = lease, token, bytes, text = "node|address". The reply says.
+  kLost = 11,        // hftransfer: id = lease, code, text. Nothing more will move.
+  // Client of an agent: a hftransfer of its own, please. The reply carries its socket.
+  kTransfer = 12,
 };
 
 // Why a packet was refused. Distinct on the wire, so that a log names the cause.

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/frame.h"
+#include "common/shared_word.h"
 #include "common/units.h"
 
 namespace hyperframes {
@@ -28,6 +29,14 @@ class Event {
   virtual bool Done() const = 0;
   // Blocks the calling thread until Done. Only drains and tests may call it on CUDA.
   virtual void Synchronize() const = 0;
+
+  // Whether the work before it went well. Where bytes come from another node it blocks until they
+  // are there, or until it is known that they will not come: Unavailable names the node and why.
+  // OK at once for everything inside one node.
+  virtual absl::Status Arrived() const { return absl::OkStatus(); }
+  // The event that this device's streams can wait for: another one than itself only where Arrived
+  // says more than they can know. It stays valid as long as this event.
+  virtual const Event& OnDevice() const { return *this; }
 };
 
 // One lane. Work runs in the order in which it was queued. Thread-safe.
@@ -43,13 +52,23 @@ class Stream {
   virtual std::shared_ptr<const Event> Record() = 0;
   // Queues idle time; chaos mode delays lanes with it.
   virtual absl::Status Delay(absl::Duration delay) = 0;
+  // Queues a store of `number` to `word`, which other processes read, and waiting until `word` has
+  // reached `number` (common/shared_word.h). On CUDA `word` is in memory mapped by this device.
+  // Unimplemented: a stream of a device that cannot.
+  virtual absl::Status PostWord(SharedWord* /*word*/, uint32_t /*number*/) {
+    return absl::UnimplementedError("this stream cannot write words");
+  }
+  virtual absl::Status AwaitWord(const SharedWord* /*word*/, uint32_t /*number*/) {
+    return absl::UnimplementedError("this stream cannot wait for words");
+  }
   // Time for which copies have occupied this stream since it was created. On CUDA zero, unless the
   // device was opened to measure.
   virtual absl::Duration copy_busy() const = 0;
 };
 
-// Bytes that this process can read and write at data(): a lease's allocation, or a mapping of one.
-// Unmapped and closed on destruction.
+// Bytes that this process can read and write at data(): a lease's allocation, or a mapping of one;
+// or bytes of another node, which only its own streams can reach. Unmapped and closed on
+// destruction.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -64,6 +83,11 @@ class Memory {
   virtual absl::Status WaitUntilUsable() const { return absl::OkStatus(); }
   // How far it is on the way there, from 0 to 1.
   virtual double usable_share() const { return 1.0; }
+  // A lane to or from these bytes, whose addresses only count there: nobody may read or write them
+  // directly. Null: the device's own lanes reach them. The memory outlives its streams.
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream(Direction /*direction*/) {
+    return std::unique_ptr<Stream>();
+  }
 };
 
 struct DeviceDescription {

@@ -72,11 +72,16 @@ absl::StatusOr<std::unique_ptr<FrameEngine>> FrameEngine::Create(Device* device,
 absl::Status FrameEngineImpl::AddArena(EngineArena arena) {
   MutexLock lock(&mutex_);
   const int tier = static_cast<int>(arena.tier);
+  OwnLanes own;
   for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+    std::unique_ptr<Lane>& own_lane = own.lanes[static_cast<int>(direction)];
+    HF_ASSIGN_OR_RETURN(own_lane,
+                        Lane::CreateFor(arena.memory.get(), direction, arena.tier, options_.chaos));
     std::unique_ptr<Lane>& lane = lanes_[static_cast<int>(direction)][tier];
-    if (lane != nullptr) continue;
+    if (own_lane != nullptr || lane != nullptr) continue;
     HF_ASSIGN_OR_RETURN(lane, Lane::Create(device_, direction, arena.tier, options_.chaos));
   }
+  own_lanes_.push_back(std::move(own));
   arenas_.push_back(std::make_unique<ArenaSlots>(std::move(arena)));
   return absl::OkStatus();
 }
@@ -111,7 +116,7 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
     if (placement.placed == Tier::kKeep) return placement;
     HF_RETURN_IF_ERROR(CopyOut(source, bytes, slot, produced, &storage.copied_out));
     placement.handle = next_handle_++;
-    const bool skips_event = LaneOf(Direction::kOut, placement.placed)->skips_its_event();
+    const bool skips_event = LaneOf(Direction::kOut, slot.arena)->skips_its_event();
     stash_.Add(placement.handle, bytes, skips_event ? nullptr : storage.copied_out);
     storage.tier = placement.placed;
     storage.arena = slot.arena;
@@ -176,7 +181,7 @@ absl::Status FrameEngineImpl::CopyOut(const void* source, Bytes bytes, const Slo
                                       const std::shared_ptr<const Event>& produced,
                                       std::shared_ptr<const Event>* copied_out) {
   ArenaSlots& arena = *arenas_[slot.arena];
-  Lane* const lane = LaneOf(Direction::kOut, arena.arena().tier);
+  Lane* const lane = LaneOf(Direction::kOut, slot.arena);
   absl::Status status = lane->WaitFor(produced);
   for (const auto& event : slot.before_write) {
     if (status.ok()) status = lane->WaitFor(event);
@@ -250,7 +255,7 @@ absl::Status FrameEngineImpl::Fetch(StorageHandle handle, void* destination, boo
   const auto found = storages_.find(handle);
   if (found == storages_.end()) return UnknownHandle("fetch", handle);
   Storage& storage = found->second;
-  Lane* const lane = LaneOf(Direction::kIn, storage.tier);
+  Lane* const lane = LaneOf(Direction::kIn, storage.arena);
   HF_RETURN_IF_ERROR(lane->WaitFor(destination_free));
   if (!lane->skips_its_event()) HF_RETURN_IF_ERROR(lane->WaitFor(storage.copied_out));
   const char* const slot = arenas_[storage.arena]->At(storage.offset);
@@ -288,6 +293,7 @@ absl::Status FrameEngineImpl::Wait(StorageHandle handle, void* compute_stream) {
     storage.consumed = true;
     waited = storage;
   }
+  HF_RETURN_IF_ERROR(AwaitArrival(waited));
   HF_RETURN_IF_ERROR(WaitExposed(*waited.last_reload, compute_stream));
   {
     MutexLock lock(&mutex_);
@@ -303,6 +309,21 @@ absl::Status FrameEngineImpl::Wait(StorageHandle handle, void* compute_stream) {
                                             " with other bytes than were put; stop this step"));
   }
   return absl::OkStatus();
+}
+
+absl::Status FrameEngineImpl::AwaitArrival(const Storage& storage) {
+  const absl::Time started = options_.clock->Now();
+  absl::Status status = storage.last_reload->Arrived();
+  if (device_->compute_wait_blocks()) {
+    MutexLock lock(&mutex_);
+    counters_.exposed_wait += options_.clock->Now() - started;
+  }
+  if (status.ok()) return status;
+  // The lane was let go on, and writes what means nothing: the caller may free the destination.
+  storage.last_reload->Synchronize();
+  return absl::Status(status.code(),
+                      absl::StrCat(Describe(storage.key), " (", storage.bytes,
+                                   " bytes) cannot be reloaded: ", status.message()));
 }
 
 void FrameEngineImpl::NoLongerAhead(Storage* storage) {
@@ -351,7 +372,7 @@ void FrameEngineImpl::Drop(StorageHandle handle) {
     ArenaSlots& arena = *arenas_[storage.arena];
     if (storage.state == StorageState::kReloading) reload_under_way = storage.last_reload;
     // The lane is in order, so what is put into the slot later is written behind the poison.
-    Lane* const lane = LaneOf(Direction::kOut, storage.tier);
+    Lane* const lane = LaneOf(Direction::kOut, storage.arena);
     if (options_.chaos.enabled && lane->WaitFor(storage.last_reload).ok()) {
       lane->Poison(arena.At(storage.offset), storage.bytes).IgnoreError();
     }
@@ -404,6 +425,11 @@ EngineStats FrameEngineImpl::stats() const {
     for (int tier = 0; tier < kTierCount; ++tier) {
       const auto& lane = lanes_[direction][tier];
       if (lane != nullptr) stats.copy_busy[direction][tier] = lane->copy_busy();
+    }
+    for (size_t i = 0; i < arenas_.size(); ++i) {
+      const auto& lane = own_lanes_[i].lanes[direction];
+      if (lane == nullptr) continue;
+      stats.copy_busy[direction][static_cast<int>(arenas_[i]->arena().tier)] += lane->copy_busy();
     }
   }
   return stats;

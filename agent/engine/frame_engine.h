@@ -91,7 +91,8 @@ class FrameEngine {
   // Starts the copy-out of `bytes` at `source` into `tier` (on `gpu` for kPeer; empty: any peer
   // arena). Waits, if it must, until the stash is within its limit. The source stays valid until
   // TakeReleasable returns the handle. `compute_stream` produced the source. `preferred_offset` is
-  // the plan's slot in the arena, or -1. InvalidArgument: bytes <= 0 or a null source.
+  // the plan's slot in the arena, or -1. InvalidArgument: bytes <= 0 or a null source. Unavailable:
+  // the arena is on another node, which is lost.
   virtual absl::StatusOr<Placement> Put(const StorageKey& key, const void* source, Bytes bytes,
                                         Tier tier, const std::string& gpu, Bytes preferred_offset,
                                         void* compute_stream) = 0;
@@ -108,7 +109,8 @@ class FrameEngine {
 
   // Orders the consumer on `compute_stream` after the last Fetch of `handle`, and records
   // consumption for the learned order. FailedPrecondition: no Fetch. DataLoss: verify found other
-  // bytes.
+  // bytes. Unavailable: they were on another node, which is lost; names the storage and the node.
+  // Blocks, on every backend, until bytes of another node have come.
   virtual absl::Status Wait(StorageHandle handle, void* compute_stream) = 0;
 
   // What should be reloaded next, most urgent first, within prefetch_limit: the caller allocates a

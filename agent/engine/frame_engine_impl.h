@@ -79,9 +79,15 @@ class FrameEngineImpl final : public FrameEngine {
   // Whether `storage` should be reloaded next within the limit; counts it in *ahead when it is.
   bool TakesPrefetch(const Storage& storage, Bytes* ahead) const HF_REQUIRES(mutex_);
   void NoLongerAhead(Storage* storage) HF_REQUIRES(mutex_);
-  Lane* LaneOf(Direction direction, Tier tier) HF_REQUIRES(mutex_) {
-    return lanes_[static_cast<int>(direction)][static_cast<int>(tier)].get();
+  // The lane to and from an arena: its memory's own where it has one.
+  Lane* LaneOf(Direction direction, size_t arena) HF_REQUIRES(mutex_) {
+    Lane* const own = own_lanes_[arena].lanes[static_cast<int>(direction)].get();
+    if (own != nullptr) return own;
+    const int tier = static_cast<int>(arenas_[arena]->arena().tier);
+    return lanes_[static_cast<int>(direction)][tier].get();
   }
+  // Waits until the last reload of `storage` is on this node. Unavailable names storage and lease.
+  absl::Status AwaitArrival(const Storage& storage) HF_EXCLUDES(mutex_);
 
   Device* const device_;
   const FrameEngineOptions options_;
@@ -91,6 +97,10 @@ class FrameEngineImpl final : public FrameEngine {
   std::vector<std::unique_ptr<ArenaSlots>> arenas_ HF_GUARDED_BY(mutex_);
   // After arenas_: lanes are destroyed, and with it drained, before the memory is unmapped.
   std::unique_ptr<Lane> lanes_[kDirectionCount][kTierCount] HF_GUARDED_BY(mutex_);
+  struct OwnLanes {
+    std::unique_ptr<Lane> lanes[kDirectionCount];
+  };
+  std::vector<OwnLanes> own_lanes_ HF_GUARDED_BY(mutex_);  // As many as arenas_.
   StorageHandle next_handle_ HF_GUARDED_BY(mutex_) = 1;
   Bytes stash_limit_ HF_GUARDED_BY(mutex_);
   Bytes prefetch_limit_ HF_GUARDED_BY(mutex_);

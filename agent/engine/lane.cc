@@ -12,6 +12,13 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(Device* device, Direction dir
   return std::unique_ptr<Lane>(new Lane(std::move(stream), direction, tier, chaos));
 }
 
+absl::StatusOr<std::unique_ptr<Lane>> Lane::CreateFor(Memory* memory, Direction direction,
+                                                      Tier tier, const ChaosOptions& chaos) {
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, memory->CreateStream(direction));
+  if (stream == nullptr) return std::unique_ptr<Lane>();
+  return std::unique_ptr<Lane>(new Lane(std::move(stream), direction, tier, chaos));
+}
+
 Lane::Lane(std::unique_ptr<Stream> stream, Direction direction, Tier tier,
            const ChaosOptions& chaos)
     : chaos_(chaos),

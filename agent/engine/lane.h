@@ -22,6 +22,9 @@ class Lane {
  public:
   static absl::StatusOr<std::unique_ptr<Lane>> Create(Device* device, Direction direction,
                                                       Tier tier, const ChaosOptions& chaos);
+  // A lane of the memory itself, which the device's own lanes do not reach. Null: they do.
+  static absl::StatusOr<std::unique_ptr<Lane>> CreateFor(Memory* memory, Direction direction,
+                                                         Tier tier, const ChaosOptions& chaos);
 
   // Work queued later starts only after `event`. Null: nothing to wait for.
   absl::Status WaitFor(const std::shared_ptr<const Event>& event);

@@ -53,7 +53,7 @@ void CudaEvent::Synchronize() const {
 
 absl::Status CudaEventOf(const Event& event, CUevent* cuda_event) {
   *cuda_event = nullptr;
-  if (const auto* cuda = dynamic_cast<const CudaEvent*>(&event)) {
+  if (const auto* cuda = dynamic_cast<const CudaEvent*>(&event.OnDevice())) {
     *cuda_event = cuda->event();
     return absl::OkStatus();
   }

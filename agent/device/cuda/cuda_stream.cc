@@ -115,6 +115,24 @@ absl::Status CudaStream::Delay(absl::Duration delay) {
   return gate_->Queue(delay);
 }
 
+// The driver puts a fence of the whole system before the store: whoever sees the word sees what the
+// stream wrote before it.
+absl::Status CudaStream::PostWord(SharedWord* word, uint32_t number) {
+  const CudaDriver& driver = context().driver();
+  const CurrentContext current(context());
+  return driver.Check(
+      driver.cuStreamWriteValue32(stream_, Address(word), number, CU_STREAM_WRITE_VALUE_DEFAULT),
+      "cuStreamWriteValue32", context().uuid());
+}
+
+absl::Status CudaStream::AwaitWord(const SharedWord* word, uint32_t number) {
+  const CudaDriver& driver = context().driver();
+  const CurrentContext current(context());
+  return driver.Check(
+      driver.cuStreamWaitValue32(stream_, Address(word), number, CU_STREAM_WAIT_VALUE_GEQ),
+      "cuStreamWaitValue32", context().uuid());
+}
+
 absl::Duration CudaStream::copy_busy() const {
   return timer_ != nullptr ? timer_->total() : absl::ZeroDuration();
 }

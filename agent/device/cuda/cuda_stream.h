@@ -32,6 +32,8 @@ class CudaStream final : public Stream {
   std::shared_ptr<const Event> Record() override;
   // InvalidArgument: a negative or infinite delay. See delay_gate.h.
   absl::Status Delay(absl::Duration delay) override HF_EXCLUDES(mutex_);
+  absl::Status PostWord(SharedWord* word, uint32_t number) override;
+  absl::Status AwaitWord(const SharedWord* word, uint32_t number) override;
   absl::Duration copy_busy() const override;
 
  private:

@@ -109,6 +109,22 @@ absl::Status HostStream::Delay(absl::Duration delay) {
   return absl::OkStatus();
 }
 
+absl::Status HostStream::PostWord(SharedWord* word, uint32_t number) {
+  Command command{Kind::kPostWord};
+  command.to = word;
+  command.number = number;
+  Push(std::move(command));
+  return absl::OkStatus();
+}
+
+absl::Status HostStream::AwaitWord(const SharedWord* word, uint32_t number) {
+  Command command{Kind::kAwaitWord};
+  command.from = word;
+  command.number = number;
+  Push(std::move(command));
+  return absl::OkStatus();
+}
+
 absl::Duration HostStream::copy_busy() const {
   MutexLock lock(&mutex_);
   return copy_busy_;
@@ -175,6 +191,14 @@ int64_t HostStream::Execute(Command* command) {
       return 0;
     case Kind::kDelay:
       if (command->delay_ns > 0) Occupy(command->delay_ns, ready_at_ns);
+      return 0;
+    case Kind::kPostWord:
+      hyperframes::PostWord(static_cast<SharedWord*>(command->to), command->number);
+      return 0;
+    case Kind::kAwaitWord:
+      hyperframes::AwaitWord(*static_cast<const SharedWord*>(command->from), command->number,
+                             /*ended=*/nullptr);
+      last_wait_ended_ns_ = NowNs();
       return 0;
   }
   return 0;

@@ -41,16 +41,19 @@ class HostStream final : public Stream {
   std::shared_ptr<const Event> Record() override HF_EXCLUDES(mutex_);
   // InvalidArgument: a negative or infinite delay.
   absl::Status Delay(absl::Duration delay) override HF_EXCLUDES(mutex_);
+  absl::Status PostWord(SharedWord* word, uint32_t number) override HF_EXCLUDES(mutex_);
+  absl::Status AwaitWord(const SharedWord* word, uint32_t number) override HF_EXCLUDES(mutex_);
   absl::Duration copy_busy() const override HF_EXCLUDES(mutex_);
 
  private:
-  enum class Kind { kCopy, kFill, kWaitFor, kRecord, kDelay };
+  enum class Kind { kCopy, kFill, kWaitFor, kRecord, kDelay, kPostWord, kAwaitWord };
   struct Command {
     Kind kind;
     void* to = nullptr;
     const void* from = nullptr;
     Bytes bytes = 0;
     uint8_t value = 0;
+    uint32_t number = 0;
     int64_t delay_ns = 0;
     int64_t queued_at_ns = 0;
     std::shared_ptr<const Event> wait_for = nullptr;

@@ -1,0 +1,139 @@
+#include "agent/transfer/transfer_host.h"
+
+#include <glog/logging.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/device/host/host_memory.h"
+#include "common/listen_address.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+
+TransferHost::TransferHost(TransferHostOptions options, UniqueFd socket, Device* device,
+                           TransportMaker* transports)
+    : options_(options), socket_(std::move(socket)), device_(device), transports_(transports) {}
+
+TransferHost::~TransferHost() = default;
+
+absl::Status TransferHost::Run() {
+  while (true) {
+    pollfd watched = {socket_.get(), POLLIN, 0};
+    if (poll(&watched, 1, /*timeout=*/-1) < 0 && errno != EINTR) {
+      return absl::InternalError("poll of the training process's socket failed");
+    }
+    Received received;
+    WireError error = WireError::kNone;
+    switch (ReceiveWire(socket_.get(), &received, &error)) {
+      case ReceiveResult::kWouldBlock:
+        continue;
+      case ReceiveResult::kClosed:
+        return absl::OkStatus();
+      case ReceiveResult::kMalformed:
+        return WireErrorStatus(error);
+      case ReceiveResult::kMessage:
+        break;
+    }
+    const WireMessage request = received.message;
+    const absl::Status status = Handle(std::move(received));
+    if (!SendWire(socket_.get(), MakeReply(request, status)).ok()) return absl::OkStatus();
+  }
+}
+
+absl::Status TransferHost::Handle(Received received) {
+  const WireMessage& message = received.message;
+  const std::string lease_id = message.id;
+  switch (static_cast<WireType>(message.type)) {
+    case WireType::kPage: {
+      if (!IsWireId(lease_id) || leases_.size() >= options_.most_leases ||
+          leases_.count(lease_id) > 0) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "lease '", lease_id.substr(0, 64), "' is open already, or no id, or one of more than ",
+            options_.most_leases, " leases of other nodes"));
+      }
+      // Read and written by the processor alone, on every backend.
+      HF_ASSIGN_OR_RETURN(std::unique_ptr<Memory> page,
+                          HostMemory::Map(received.descriptor.release(), message.bytes));
+      leases_[lease_id].page = std::move(page);
+      return absl::OkStatus();
+    }
+    case WireType::kStaging: {
+      HF_ASSIGN_OR_RETURN(Lease * lease, Find(lease_id));
+      if (lease->session != nullptr) {
+        return absl::FailedPreconditionError("the lease's staging is in use");
+      }
+      HF_ASSIGN_OR_RETURN(lease->staging,
+                          device_->Map(received.descriptor.release(), message.bytes));
+      return absl::OkStatus();
+    }
+    case WireType::kOpenRemote: {
+      const absl::Status opened = Open(message);
+      if (!opened.ok()) leases_.erase(lease_id);
+      return opened;
+    }
+    case WireType::kReturn:
+      leases_.erase(lease_id);
+      return absl::OkStatus();
+    default:
+      return absl::UnimplementedError(
+          absl::StrCat("hftransfer does not take messages of type ", message.type));
+  }
+}
+
+absl::StatusOr<TransferHost::Lease*> TransferHost::Find(const std::string& lease_id) {
+  const auto found = leases_.find(lease_id);
+  if (found != leases_.end()) return &found->second;
+  return absl::FailedPreconditionError(
+      absl::StrCat("lease '", lease_id.substr(0, 64), "' has no page yet: that comes first"));
+}
+
+absl::Status TransferHost::Open(const WireMessage& request) {
+  HF_ASSIGN_OR_RETURN(Lease * lease, Find(request.id));
+  if (lease->page == nullptr || lease->staging == nullptr) {
+    return absl::FailedPreconditionError("a lease is opened once it has a page and staging memory");
+  }
+  const std::string where = request.text;
+  const size_t bar = where.rfind('|');
+  if (bar == std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrCat("'", where, "' is no node|address"));
+  }
+  NearSessionOptions options;
+  options.lease_id = request.id;
+  options.token = request.token;
+  options.node = where.substr(0, bar);
+  HF_ASSIGN_OR_RETURN(options.address, ParseHostPort(where.substr(bar + 1)));
+  options.lease_bytes = request.bytes;
+  options.deadline = options_.deadline;
+  options.words =
+      device_->description().backend == "host" ? WordWriter::kPosts : WordWriter::kSilent;
+  const auto lost = [this, id = options.lease_id](const absl::Status& why) {
+    LOG(WARNING) << "lease " << id << " is lost: " << why.message();
+    WireMessage message;
+    message.type = static_cast<uint16_t>(WireType::kLost);
+    SetWireText(id, message.id, sizeof(message.id));
+    message.code = static_cast<uint16_t>(why.code());
+    SetWireText(std::string(why.message()), message.text, sizeof(message.text));
+    // One that does not read sees the page's word, if later.
+    SendWire(socket_.get(), message).IgnoreError();
+  };
+  const std::shared_ptr<Credits> credits = CreditsFor(options.address);
+  HF_ASSIGN_OR_RETURN(lease->session,
+                      NearSession::Open(std::move(options), std::move(lease->page),
+                                        std::move(lease->staging), credits, transports_, lost));
+  return absl::OkStatus();
+}
+
+std::shared_ptr<Credits> TransferHost::CreditsFor(const HostPort& address) {
+  std::weak_ptr<Credits>& known = credits_[FormatHostPort(address)];
+  std::shared_ptr<Credits> credits = known.lock();
+  if (credits == nullptr) {
+    credits = std::make_shared<Credits>(options_.credit);
+    known = credits;
+  }
+  return credits;
+}
+
+}  // namespace hyperframes
