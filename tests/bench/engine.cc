@@ -1,7 +1,11 @@
-// tests/bench:engine. Bytes per second of put + fetch against a plain memcpy of the same bytes in
-// the same run, and the caller's processor time per put and per fetch, on the host backend.
+// tests/bench:engine. The frame engine on real GPUs: put and fetch against plain copies of the same
+// bytes over the same path in the same run, the caller's processor time per put and per fetch
+// beyond the driver's own calls, and what pinning costs.
 //
 //   bazel run //tests/bench:engine          prints a table, writes docs/benchmarks/engine.json
+//
+// Peers are measured where the process sees a second GPU. --backend=host runs the same on simulated
+// GPUs, to show that it works.
 #include <time.h>
 
 #include <cstdio>
@@ -14,7 +18,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "agent/device/host/host_device.h"
+#include "agent/device/borrowed_memory.h"
+#include "agent/device/cuda/cuda_machine.h"
+#include "agent/device/host/host_machine.h"
 #include "agent/engine/frame_engine.h"
 #include "common/clock.h"
 #include "common/config.h"
@@ -29,8 +35,25 @@ namespace {
 
 struct Options {
   std::string output;
-  int64_t rounds = 21;
+  std::string backend = "cuda";
+  int64_t rounds = 9;
 };
+
+// One way from the computing GPU to a lender, with the engine and a bare lane on it.
+struct Way {
+  Device* gpu = nullptr;
+  Tier tier = Tier::kHost;
+  std::string name;  // "peer" or "host".
+  std::unique_ptr<FrameEngine> engine;
+  std::unique_ptr<Memory> lease;   // For plain copies: another one than the engine's.
+  std::unique_ptr<Memory> source;  // On the computing GPU.
+  std::unique_ptr<Memory> back;
+  std::unique_ptr<Stream> out;
+  std::unique_ptr<Stream> in;
+  double pinning_s_per_gib = 0;  // Of the engine's lease; 0 for peers.
+};
+
+constexpr Bytes kBytes = 256 * kMiB;  // Per round.
 
 double Median(std::vector<double> values) { return Percentile(&values, 0.5); }
 
@@ -42,163 +65,286 @@ double ThreadCpuMicroseconds() {
   return static_cast<double>(used.tv_sec) * 1e6 + static_cast<double>(used.tv_nsec) / 1e3;
 }
 
-struct Bench {
-  std::unique_ptr<HostDevice> device;
-  std::unique_ptr<FrameEngine> engine;
-};
-
-absl::StatusOr<Bench> CreateBench(Bytes arena_bytes) {
-  Bench bench;
-  HostDeviceOptions device;
-  device.uuid = "SIM-bench-0";
-  device.total_bytes = arena_bytes;
-  HF_ASSIGN_OR_RETURN(bench.device, HostDevice::Create(device));
-  EngineArena arena;
-  arena.lease_id = "bench";
-  arena.tier = Tier::kPeer;
-  HF_ASSIGN_OR_RETURN(arena.memory, bench.device->Allocate(arena_bytes));
-  // Both sides of a comparison find their pages there.
-  std::memset(arena.memory->data(), 1, arena_bytes);
-  std::vector<EngineArena> arenas;
-  arenas.push_back(std::move(arena));
+absl::StatusOr<Way> OpenWay(Device* gpu, Device* lender, bool is_host) {
+  Way way;
+  way.gpu = gpu;
+  way.tier = is_host ? Tier::kHost : Tier::kPeer;
+  way.name = TierName(way.tier);
+  const double started = Seconds();
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<Memory> arena, BorrowMemory(gpu, lender, kBytes));
+  HF_RETURN_IF_ERROR(arena->WaitUntilUsable());
+  if (is_host) {
+    way.pinning_s_per_gib =
+        (Seconds() - started) * static_cast<double>(kGiB) / static_cast<double>(kBytes);
+  }
+  HF_ASSIGN_OR_RETURN(way.lease, BorrowMemory(gpu, lender, kBytes));
+  HF_RETURN_IF_ERROR(way.lease->WaitUntilUsable());
+  HF_ASSIGN_OR_RETURN(way.source, BorrowMemory(gpu, gpu, kBytes));
+  HF_ASSIGN_OR_RETURN(way.back, BorrowMemory(gpu, gpu, kBytes));
+  HF_ASSIGN_OR_RETURN(way.out, gpu->CreateStream(Direction::kOut, way.tier));
+  HF_ASSIGN_OR_RETURN(way.in, gpu->CreateStream(Direction::kIn, way.tier));
+  std::vector<EngineArena> arenas(1);
+  arenas[0].lease_id = "bench";
+  arenas[0].tier = way.tier;
+  arenas[0].memory = std::move(arena);
   FrameEngineOptions options;
-  options.stash_limit = 2 * arena_bytes;
-  HF_ASSIGN_OR_RETURN(bench.engine,
-                      FrameEngine::Create(bench.device.get(), std::move(arenas), options));
-  return bench;
+  options.stash_limit = 2 * kBytes;
+  options.prefetch_limit = 2 * kBytes;
+  HF_ASSIGN_OR_RETURN(way.engine, FrameEngine::Create(gpu, std::move(arenas), options));
+  return way;
 }
 
-absl::Status Move(FrameEngine* engine, const char* source, char* back, Bytes bytes) {
-  HF_ASSIGN_OR_RETURN(const Placement put,
-                      engine->Put({}, source, bytes, Tier::kPeer, "", -1, nullptr));
-  engine->TakeReleasable(0, nullptr);
-  HF_RETURN_IF_ERROR(engine->Fetch(put.handle, back, /*is_prefetch=*/false, nullptr));
-  HF_RETURN_IF_ERROR(engine->Wait(put.handle, nullptr));
-  engine->Drop(put.handle);
+// Waits until the computing stream has done what it has now, and what it was made to wait for.
+absl::Status Finish(Device* gpu) {
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> event, gpu->RecordCompute(nullptr));
+  event->Synchronize();
   return absl::OkStatus();
 }
 
-struct CopyRow {
-  Bytes bytes = 0;
-  double engine_bytes_per_second = 0;
-  double memcpy_bytes_per_second = 0;
-  double ratio = 0;  // Median over rounds, each of which ran both, one after the other.
+struct Rates {
+  double put = 0;  // Seconds of all bytes.
+  double fetch = 0;
+  double out = 0;
+  double in = 0;
 };
 
-absl::StatusOr<CopyRow> MeasureCopy(Bytes bytes, int64_t rounds) {
-  HF_ASSIGN_OR_RETURN(Bench bench, CreateBench(bytes));
-  // memcpy gets the same kind of memory in the middle: a mapping of shared pages.
-  HostDeviceOptions scratch_device;
-  scratch_device.uuid = "SIM-bench-1";
-  scratch_device.total_bytes = bytes;
-  HF_ASSIGN_OR_RETURN(const auto lender, HostDevice::Create(scratch_device));
-  HF_ASSIGN_OR_RETURN(const auto scratch, lender->Allocate(bytes));
-  std::vector<char> source(bytes, 's');
-  std::vector<char> back(bytes, '-');
-  std::memset(scratch->data(), 1, bytes);
-
-  std::vector<double> engine_rates;
-  std::vector<double> memcpy_rates;
-  std::vector<double> ratios;
-  for (int64_t round = -2; round < rounds; ++round) {  // Two to warm up.
-    source[0] = static_cast<char>(round);
-    const double started = Seconds();
-    HF_RETURN_IF_ERROR(Move(bench.engine.get(), source.data(), back.data(), bytes));
-    const double moved = Seconds();
-    if (back != source) return absl::DataLossError("put + fetch brought back other bytes");
-    const double compared = Seconds();
-    std::memcpy(scratch->data(), source.data(), bytes);
-    std::memcpy(back.data(), scratch->data(), bytes);
-    const double copied = Seconds();
-    if (round < 0) continue;
-    engine_rates.push_back(2.0 * static_cast<double>(bytes) / (moved - started));
-    memcpy_rates.push_back(2.0 * static_cast<double>(bytes) / (copied - compared));
-    ratios.push_back(engine_rates.back() / memcpy_rates.back());
+absl::Status MoveThroughEngine(Way* way, Bytes each, Rates* rates) {
+  const int count = static_cast<int>(kBytes / each);
+  std::vector<StorageHandle> handles;
+  double started = Seconds();
+  for (int i = 0; i < count; ++i) {
+    StorageKey key;
+    key.ordinal = i;
+    HF_ASSIGN_OR_RETURN(const Placement put, way->engine->Put(key, way->source->data() + i * each,
+                                                              each, way->tier, "", -1, nullptr));
+    if (put.handle == 0) return absl::InternalError("a storage found no room in its lease");
+    handles.push_back(put.handle);
   }
-  return CopyRow{bytes, Median(engine_rates), Median(memcpy_rates), Median(ratios)};
+  way->engine->TakeReleasable(0, nullptr);
+  HF_RETURN_IF_ERROR(Finish(way->gpu));
+  rates->put = Seconds() - started;
+
+  started = Seconds();
+  for (int i = 0; i < count; ++i) {
+    HF_RETURN_IF_ERROR(way->engine->Fetch(handles[i], way->back->data() + i * each, true, nullptr));
+  }
+  for (const StorageHandle handle : handles) {
+    HF_RETURN_IF_ERROR(way->engine->Wait(handle, nullptr));
+  }
+  HF_RETURN_IF_ERROR(Finish(way->gpu));
+  rates->fetch = Seconds() - started;
+  for (const StorageHandle handle : handles) way->engine->Drop(handle);
+  return way->engine->Quiesce();
 }
 
-struct CpuRow {
-  double put_us = 0;
-  double fetch_us = 0;   // Fetch, Wait and Drop, when the reload is over before the Wait.
-  double stream_us = 0;  // A bare copy and event on the same kind of stream: what a driver costs.
+absl::Status CopyPlainly(Way* way, Bytes each, Rates* rates) {
+  double started = Seconds();
+  for (Bytes at = 0; at < kBytes; at += each) {
+    HF_RETURN_IF_ERROR(way->out->Copy(way->lease->data() + at, way->source->data() + at, each));
+  }
+  way->out->Record()->Synchronize();
+  rates->out = Seconds() - started;
+  started = Seconds();
+  for (Bytes at = 0; at < kBytes; at += each) {
+    HF_RETURN_IF_ERROR(way->in->Copy(way->back->data() + at, way->lease->data() + at, each));
+  }
+  way->in->Record()->Synchronize();
+  rates->in = Seconds() - started;
+  return absl::OkStatus();
+}
+
+// Proves that what comes back is what went out, through memory that the processor reads.
+absl::Status CheckBytes(Way* way, Device* host) {
+  HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> window, BorrowMemory(way->gpu, host, kBytes));
+  HF_RETURN_IF_ERROR(window->WaitUntilUsable());
+  uint32_t state = 12345;
+  std::vector<char> expected(kBytes);
+  for (char& byte : expected) {
+    state = state * 1664525u + 1013904223u;
+    byte = static_cast<char>(state >> 24);
+  }
+  std::memcpy(window->data(), expected.data(), kBytes);
+  HF_RETURN_IF_ERROR(way->out->Copy(way->source->data(), window->data(), kBytes));
+  way->out->Record()->Synchronize();
+  Rates unused;
+  HF_RETURN_IF_ERROR(MoveThroughEngine(way, 16 * kMiB, &unused));
+  std::memset(window->data(), 0, kBytes);
+  HF_RETURN_IF_ERROR(way->out->Copy(window->data(), way->back->data(), kBytes));
+  way->out->Record()->Synchronize();
+  if (std::memcmp(window->data(), expected.data(), kBytes) != 0) {
+    return absl::DataLossError(absl::StrCat("other bytes came back from tier ", way->name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureSize(Way* way, Bytes each, int64_t rounds, nlohmann::ordered_json* report) {
+  std::vector<double> put;
+  std::vector<double> fetch;
+  std::vector<double> ratio;
+  std::vector<double> out;
+  std::vector<double> in;
+  for (int64_t round = -1; round < rounds; ++round) {
+    Rates rates;
+    HF_RETURN_IF_ERROR(MoveThroughEngine(way, each, &rates));
+    HF_RETURN_IF_ERROR(CopyPlainly(way, each, &rates));
+    if (round < 0) continue;
+    put.push_back(static_cast<double>(kBytes) / rates.put);
+    fetch.push_back(static_cast<double>(kBytes) / rates.fetch);
+    out.push_back(static_cast<double>(kBytes) / rates.out);
+    in.push_back(static_cast<double>(kBytes) / rates.in);
+    ratio.push_back((rates.out + rates.in) / (rates.put + rates.fetch));
+  }
+  const double median = Median(ratio);
+  std::printf("%-5s %-8s %10.1f %10.1f %10.1f %10.1f %8.3f\n", way->name.c_str(),
+              FormatBytes(each).c_str(), Median(put) / 1e9, Median(fetch) / 1e9, Median(out) / 1e9,
+              Median(in) / 1e9, median);
+  std::fflush(stdout);
+  (*report)["rows"].push_back({{"tier", way->name},
+                               {"bytes", each},
+                               {"put_bytes_per_second", Median(put)},
+                               {"fetch_bytes_per_second", Median(fetch)},
+                               {"plain_out_bytes_per_second", Median(out)},
+                               {"plain_in_bytes_per_second", Median(in)}});
+  (*report)["ratios"][absl::StrCat("copy_", each / kMiB, "mib_vs_", way->name, "_copy")] = median;
+  return absl::OkStatus();
+}
+
+struct CpuTimes {
+  double put = 0;
+  double driver_put = 0;  // The same calls of the driver, without an engine.
+  double fetch = 0;       // Fetch, Wait and Drop.
+  double driver_fetch = 0;
 };
 
-absl::StatusOr<CpuRow> MeasureCpu(int64_t rounds) {
-  constexpr int kBatch = 500;
-  constexpr Bytes kBytes = 4 * kKiB;
-  HF_ASSIGN_OR_RETURN(Bench bench, CreateBench(kBatch * kBytes));
-  HF_ASSIGN_OR_RETURN(const auto stream, bench.device->CreateStream(Direction::kOut, Tier::kPeer));
-  std::vector<char> source(kBytes, 's');
-  std::vector<char> back(kBytes);
-  std::vector<double> puts;
-  std::vector<double> fetches;
-  std::vector<double> streams;
-  std::vector<StorageHandle> handles(kBatch);
-  for (int64_t round = -2; round < rounds; ++round) {
-    double before = ThreadCpuMicroseconds();
-    for (int i = 0; i < kBatch; ++i) {
-      StorageKey key;
-      key.ordinal = i;
-      HF_ASSIGN_OR_RETURN(const Placement put, bench.engine->Put(key, source.data(), kBytes,
-                                                                 Tier::kPeer, "", -1, nullptr));
-      handles[i] = put.handle;
-    }
-    const double put_us = (ThreadCpuMicroseconds() - before) / kBatch;
-    bench.engine->TakeReleasable(0, nullptr);
+constexpr int kBatch = 200;
+constexpr Bytes kSmall = 64 * kKiB;
 
-    before = ThreadCpuMicroseconds();
-    for (const StorageHandle handle : handles) {
-      HF_RETURN_IF_ERROR(bench.engine->Fetch(handle, back.data(), true, nullptr));
-    }
-    for (auto handle = handles.rbegin(); handle != handles.rend(); ++handle) {
-      HF_RETURN_IF_ERROR(bench.engine->Wait(*handle, nullptr));
-      bench.engine->Drop(*handle);
-    }
-    const double fetch_us = (ThreadCpuMicroseconds() - before) / kBatch;
-    HF_RETURN_IF_ERROR(bench.engine->Quiesce());
+// What the driver is asked for one put: an event of the computing stream, a wait, a copy, an event.
+absl::Status DriverPut(Way* way, std::shared_ptr<const Event>* done) {
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> produced,
+                      way->gpu->RecordCompute(nullptr));
+  HF_RETURN_IF_ERROR(way->out->WaitFor(produced));
+  HF_RETURN_IF_ERROR(way->out->Copy(way->lease->data(), way->source->data(), kSmall));
+  *done = way->out->Record();
+  return absl::OkStatus();
+}
 
-    before = ThreadCpuMicroseconds();
-    std::shared_ptr<const Event> last;
-    for (int i = 0; i < kBatch; ++i) {
-      HF_RETURN_IF_ERROR(stream->Copy(back.data(), source.data(), kBytes));
-      last = stream->Record();
-    }
-    const double stream_us = (ThreadCpuMicroseconds() - before) / kBatch;
-    last->Synchronize();
-    if (round < 0) continue;
-    puts.push_back(put_us);
-    fetches.push_back(fetch_us);
-    streams.push_back(stream_us);
+// And for one fetch: an event, two waits, a copy, an event, and the computing stream's wait.
+absl::Status DriverFetch(Way* way, const std::shared_ptr<const Event>& copied_out) {
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> free, way->gpu->RecordCompute(nullptr));
+  HF_RETURN_IF_ERROR(way->in->WaitFor(free));
+  HF_RETURN_IF_ERROR(way->in->WaitFor(copied_out));
+  HF_RETURN_IF_ERROR(way->in->Copy(way->back->data(), way->lease->data(), kSmall));
+  return way->gpu->ComputeWait(nullptr, *way->in->Record());
+}
+
+absl::StatusOr<CpuTimes> MeasureCpuOnce(Way* way) {
+  CpuTimes times;
+  std::vector<StorageHandle> handles;
+  double before = ThreadCpuMicroseconds();
+  for (int i = 0; i < kBatch; ++i) {
+    StorageKey key;
+    key.ordinal = i;
+    HF_ASSIGN_OR_RETURN(const Placement put, way->engine->Put(key, way->source->data(), kSmall,
+                                                              way->tier, "", -1, nullptr));
+    handles.push_back(put.handle);
   }
-  return CpuRow{Median(puts), Median(fetches), Median(streams)};
+  times.put = (ThreadCpuMicroseconds() - before) / kBatch;
+  way->engine->TakeReleasable(0, nullptr);
+  HF_RETURN_IF_ERROR(Finish(way->gpu));
+  before = ThreadCpuMicroseconds();
+  for (const StorageHandle handle : handles) {
+    HF_RETURN_IF_ERROR(way->engine->Fetch(handle, way->back->data(), false, nullptr));
+    HF_RETURN_IF_ERROR(way->engine->Wait(handle, nullptr));
+  }
+  times.fetch = (ThreadCpuMicroseconds() - before) / kBatch;
+  HF_RETURN_IF_ERROR(Finish(way->gpu));
+  before = ThreadCpuMicroseconds();
+  for (const StorageHandle handle : handles) way->engine->Drop(handle);
+  times.fetch += (ThreadCpuMicroseconds() - before) / kBatch;
+  HF_RETURN_IF_ERROR(way->engine->Quiesce());
+
+  std::vector<std::shared_ptr<const Event>> done(kBatch);
+  before = ThreadCpuMicroseconds();
+  for (auto& event : done) HF_RETURN_IF_ERROR(DriverPut(way, &event));
+  times.driver_put = (ThreadCpuMicroseconds() - before) / kBatch;
+  done.back()->Synchronize();
+  before = ThreadCpuMicroseconds();
+  for (const auto& event : done) HF_RETURN_IF_ERROR(DriverFetch(way, event));
+  times.driver_fetch = (ThreadCpuMicroseconds() - before) / kBatch;
+  HF_RETURN_IF_ERROR(Finish(way->gpu));
+  return times;
+}
+
+absl::Status MeasureCpu(Way* way, int64_t rounds, nlohmann::ordered_json* report) {
+  std::vector<double> put;
+  std::vector<double> fetch;
+  std::vector<double> driver_put;
+  std::vector<double> driver_fetch;
+  for (int64_t round = -1; round < rounds; ++round) {
+    HF_ASSIGN_OR_RETURN(const CpuTimes times, MeasureCpuOnce(way));
+    if (round < 0) continue;
+    put.push_back(times.put);
+    fetch.push_back(times.fetch);
+    driver_put.push_back(times.driver_put);
+    driver_fetch.push_back(times.driver_fetch);
+  }
+  std::printf(
+      "processor time per storage, tier %s: put %.2f us, of these the driver's calls %.2f; "
+      "fetch + wait + drop %.2f us, of these the driver's calls %.2f\n",
+      way->name.c_str(), Median(put), Median(driver_put), Median(fetch), Median(driver_fetch));
+  (*report)["rows"].push_back({{"tier", way->name},
+                               {"bytes", kSmall},
+                               {"put_cpu_us", Median(put)},
+                               {"put_driver_cpu_us", Median(driver_put)},
+                               {"fetch_cpu_us", Median(fetch)},
+                               {"fetch_driver_cpu_us", Median(driver_fetch)}});
+  (*report)["ratios"]["put_cpu_us_beyond_driver"] = Median(put) - Median(driver_put);
+  (*report)["ratios"]["fetch_cpu_us_beyond_driver"] = Median(fetch) - Median(driver_fetch);
+  return absl::OkStatus();
+}
+
+absl::Status MeasureWay(Device* gpu, Device* lender, Device* host, const Options& options,
+                        nlohmann::ordered_json* report) {
+  HF_ASSIGN_OR_RETURN(Way way, OpenWay(gpu, lender, lender == host));
+  HF_RETURN_IF_ERROR(CheckBytes(&way, host));
+  for (const Bytes each : {kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB}) {
+    HF_RETURN_IF_ERROR(MeasureSize(&way, each, options.rounds, report));
+  }
+  HF_RETURN_IF_ERROR(MeasureCpu(&way, options.rounds, report));
+  if (way.pinning_s_per_gib > 0) {
+    std::printf("pinning: %.2f s per GiB\n", way.pinning_s_per_gib);
+    (*report)["ratios"]["pinning_s_per_gib"] = way.pinning_s_per_gib;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Run(const Options& options) {
+  std::unique_ptr<GpuMachine> machine;
+  if (options.backend == "cuda") {
+    CudaMachineOptions cuda;
+    cuda.host_bytes = 2 * kGiB;
+    HF_ASSIGN_OR_RETURN(machine, CudaMachine::Open(cuda));
+  } else {
+    HostMachineOptions simulated;
+    HF_ASSIGN_OR_RETURN(simulated.devices, ParseHostDevices("2 x 2GiB"));
+    simulated.host_bytes = 2 * kGiB;
+    HF_ASSIGN_OR_RETURN(machine, HostMachine::Create(std::move(simulated)));
+  }
   nlohmann::ordered_json report = EmptyReport(
       "engine", absl::StrCat("bazel run //tests/bench:engine -- --rounds=", options.rounds));
-  report["backend"] = "host";
-
-  std::printf("%-10s %16s %16s %8s\n", "size", "put + fetch GB/s", "memcpy GB/s", "ratio");
-  for (const Bytes bytes : {kMiB, 16 * kMiB, 64 * kMiB}) {
-    HF_ASSIGN_OR_RETURN(const CopyRow row, MeasureCopy(bytes, options.rounds));
-    std::printf("%-10s %16.2f %16.2f %8.3f\n", FormatBytes(bytes).c_str(),
-                row.engine_bytes_per_second / 1e9, row.memcpy_bytes_per_second / 1e9, row.ratio);
-    report["rows"].push_back({{"bytes", bytes},
-                              {"put_fetch_bytes_per_second", row.engine_bytes_per_second},
-                              {"memcpy_bytes_per_second", row.memcpy_bytes_per_second}});
-    report["ratios"][absl::StrCat("copy_", bytes / kMiB, "mib_vs_memcpy")] = row.ratio;
+  report["backend"] = options.backend;
+  Device* const gpu = machine->gpus().front();
+  report["gpu"] = gpu->description().name;
+  std::printf("%-5s %-8s %10s %10s %10s %10s %8s\n", "tier", "size", "put GB/s", "fetch",
+              "plain out", "plain in", "ratio");
+  // The peer's processor times are the ones that are kept where there is a peer.
+  HF_RETURN_IF_ERROR(MeasureWay(gpu, machine->host(), machine->host(), options, &report));
+  if (machine->gpus().size() > 1 && machine->CanReach(*gpu, *machine->gpus()[1])) {
+    HF_RETURN_IF_ERROR(MeasureWay(gpu, machine->gpus()[1], machine->host(), options, &report));
+  } else {
+    std::printf("peer: not measured, there is no second GPU\n");
   }
-  HF_ASSIGN_OR_RETURN(const CpuRow cpu, MeasureCpu(options.rounds));
-  std::printf("\nprocessor time of the caller, 4 KiB storages\n");
-  std::printf("  put %.2f us, fetch + wait + drop %.2f us, bare copy + event on a stream %.2f us\n",
-              cpu.put_us, cpu.fetch_us, cpu.stream_us);
-  report["rows"].push_back({{"bytes", 4 * kKiB},
-                            {"put_cpu_us", cpu.put_us},
-                            {"fetch_cpu_us", cpu.fetch_us},
-                            {"stream_cpu_us", cpu.stream_us}});
-  report["ratios"]["put_cpu_us_beyond_driver"] = cpu.put_us - cpu.stream_us;
-  report["ratios"]["fetch_cpu_us_beyond_driver"] = cpu.fetch_us - cpu.stream_us;
   HF_RETURN_IF_ERROR(WriteReport(options.output, report));
   std::printf("\nwrote %s\n", options.output.c_str());
   return absl::OkStatus();
@@ -207,14 +353,18 @@ absl::Status Run(const Options& options) {
 int Main(int argc, char** argv) {
   Options options;
   options.output = DefaultReportPath("engine");
-  Config config("engine", "Measures the frame engine on the host backend against memcpy.");
+  Config config("engine", "Measures the frame engine on GPUs against plain copies.");
   config.AddString(&options.output, "output", "file that gets the JSON report");
+  config.AddString(&options.backend, "backend", "cuda, or host for simulated GPUs");
   config.AddInt(&options.rounds, "rounds", 1, 1000, "paired rounds per size; the median counts");
   const absl::StatusOr<Config::Outcome> outcome = config.Parse(argc, argv);
   absl::Status status = outcome.status();
   if (outcome.ok()) {
     if (*outcome == Config::Outcome::kExit) return 0;
-    status = Run(options);
+    status = options.backend == "cuda" || options.backend == "host"
+                 ? Run(options)
+                 : absl::InvalidArgumentError(
+                       absl::StrCat("--backend is ", options.backend, "; it is cuda or host"));
   }
   if (!status.ok()) std::cerr << "engine benchmark: " << status.message() << "\n";
   return ExitCode(status);
