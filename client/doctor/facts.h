@@ -31,7 +31,7 @@ struct PathFacts {
   absl::Duration latency;        // Likewise.
   double simulated_promise = 0;  // What a simulated link is said to promise; 0: nothing.
   absl::Status status;           // Why it could not be measured.
-  bool out_of_time = false;      // It was not measured, because the time was up.
+  bool out_of_time = false;      // It was not measured: no time, or no free memory.
 };
 
 struct GpuFacts {

@@ -45,9 +45,9 @@ absl::optional<Finding> UnmeasuredPaths(const Facts& facts) {
   if (count == 0) return absl::nullopt;
   Finding finding;
   finding.subject = absl::StrCat(count, " of ", facts.paths.size(), " paths");
-  finding.measured = "no time";
-  finding.cause = "the time was up before their turn";
-  finding.remedy = "give more: --timeout 30s";
+  finding.measured = "not measured";
+  finding.cause = "the time was up before their turn, or their GPUs are too full to copy with";
+  finding.remedy = "give more time (--timeout 30s), or run it when the GPUs are free";
   return finding;
 }
 

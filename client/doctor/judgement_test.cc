@@ -143,6 +143,14 @@ TEST(Judgement, ASimulatedLinkIsHeldToItsDescription) {
   EXPECT_THAT(Only(facts).remedy, HasSubstr("HYPERFRAMES_HOST_DEVICES"));
 }
 
+TEST(Judgement, ACollectiveIsHeldToItsPromiseLikeAPath) {
+  Facts facts = GoodMachine();
+  facts.paths.push_back(Path(PathKind::kAllReduce, kFirst, kSecond, "nvlink", 300e9));
+  EXPECT_TRUE(Judge(facts).healthy);
+  facts.paths.back().bytes_per_second = 6e9;
+  EXPECT_EQ(Only(facts).subject, "all-reduce GPU-11111111 -> GPU-66666666");
+}
+
 TEST(Judgement, PathsWithoutTheirTurnAreCountedAndNotBlamed) {
   Facts facts = GoodMachine();
   facts.paths[1].out_of_time = true;
