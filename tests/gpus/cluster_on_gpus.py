@@ -29,7 +29,7 @@ from typing import Any
 from gpus.nvml import Nvml
 from local_cluster import ENDED, ROOT, LocalCluster, Node, wait_until
 
-PATIENCE_S = float(os.environ.get("HYPERFRAMES_TEST_PATIENCE", "90"))
+PATIENCE_S = 90.0
 BACK_WITHIN_S = 2.0
 READY_WITHIN_S = 3.0
 SMALL = ["--layers=3", "--hidden=32", "--heads=4", "--length=64", "--batch=2", "--vocabulary=256"]
@@ -78,7 +78,9 @@ class Trial:
         return {d["uuid"]: d["lent_bytes"] for d in self.status()["devices"] if d["lent_bytes"]}
 
     def check_all_back(self, after: str, since: float) -> None:
-        """Every byte that is not there before is back within BACK_WITHIN_S of `since`."""
+        """Every byte that was free before is free again within BACK_WITHIN_S of `since`."""
+        if self.nvml is None:
+            return
         seconds = None
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: not any(self.beyond_before().values()), 8.0, "bytes", 0.005)
@@ -207,10 +209,10 @@ def check_agent_killed(trial: Trial, reference: dict[str, Any]) -> None:
     moved = {tier: int(b) // 2**20 for tier, b in engine["bytes_out"].items()}
     spilled = [engine["overflow_to_host"], engine["overflow_to_keep"]]
     trial.check(f"frames went to {tier}", moved[tier] > 0 and spilled == [0, 0], f"{moved} MiB")
-    own = seen["environment"]["HYPERFRAMES_GPU"]
-    hidden = own not in lent and seen["environment"].get("CUDA_VISIBLE_DEVICES", own) == own
-    good = trial.simulated or (hidden and seen["visible"] == 1)
-    trial.check("the lender is hidden from the worker", good, f"{seen['visible']} GPU visible")
+    if tier == "peer" and not trial.simulated:
+        own = seen["environment"]["HYPERFRAMES_GPU"]
+        alone = seen["environment"]["CUDA_VISIBLE_DEVICES"] == own and seen["visible"] == 1
+        trial.check("the lender is hidden from the worker", alone and own not in lent, own)
     wait_until(lambda: trial.cluster.leases() == [], 10, "the leases to end")
     trial.check_all_back("after the job", ended)
 
@@ -237,7 +239,7 @@ def check_worker_killed(trial: Trial, agent_away: bool) -> None:
     pid, lent = trial.worker_pid(job_id), trial.lent()
     beyond = trial.beyond_before()
     holds = all(beyond.get(uuid, lent[uuid]) >= lent[uuid] for uuid in lent) and bool(lent)
-    trial.check("NVML counts what is lent", holds, (lent, beyond))
+    trial.check("leases are held, and NVML counts them", holds, (lent, beyond))
     agent = trial.cluster.agents["n"]
     if agent_away:
         agent.kill()
