@@ -86,6 +86,7 @@ class Channel {
   void Stop();
   absl::StatusOr<MappedLease> MapLease(const std::string& lease_id, const std::string& token);
   absl::Status ReturnLease(const std::string& lease_id);
+  absl::StatusOr<UniqueFd> StartTransfer(const std::string& gpu);
   bool TakeRevocation(std::string* lease_id);
 
   void BeforeFork() HF_NO_THREAD_SAFETY_ANALYSIS { mutex_.Lock(); }
@@ -424,6 +425,15 @@ absl::StatusOr<MappedLease> Channel::MapLease(const std::string& lease_id,
   return MappedLease{reply.descriptor.release(), reply.message.bytes};
 }
 
+absl::StatusOr<UniqueFd> Channel::StartTransfer(const std::string& gpu) {
+  WireMessage message = MakeRequest(WireType::kTransfer, "");
+  SetWireText(gpu, message.text, sizeof(message.text));
+  HF_ASSIGN_OR_RETURN(Received reply, Call(message));
+  HF_RETURN_IF_ERROR(ReplyStatus(reply.message));
+  if (reply.descriptor.valid()) return std::move(reply.descriptor);
+  return absl::ResourceExhaustedError("hftransfer's socket did not arrive: raise ulimit -n");
+}
+
 absl::Status Channel::ReturnLease(const std::string& lease_id) {
   {
     MutexLock lock(&mutex_);
@@ -471,6 +481,10 @@ class DescriptorClientImpl final : public DescriptorClient {
   absl::Status ReturnLease(const std::string& lease_id) override {
     if (InForkedChild()) return ForkedChildError();
     return channel_->ReturnLease(lease_id);
+  }
+  absl::StatusOr<UniqueFd> StartTransfer(const std::string& gpu) override {
+    if (InForkedChild()) return ForkedChildError();
+    return channel_->StartTransfer(gpu);
   }
   bool TakeRevocation(std::string* lease_id) override {
     return !InForkedChild() && channel_->TakeRevocation(lease_id);

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -96,8 +97,9 @@ absl::StatusOr<std::unique_ptr<Memory>> TransferChannel::Open(Device* device,
   const auto link =
       std::make_shared<RemoteLink>(absl::StrCat("lease ", lease.lease_id, " on node ", lease.node),
                                    lease.bytes, std::move(page), std::move(staging));
-  HF_RETURN_IF_ERROR(Call(Message(WireType::kPage, lease.lease_id, kTransferPageBytes),
-                          link->page_memory().descriptor()));
+  WireMessage page_message = Message(WireType::kPage, lease.lease_id, kTransferPageBytes);
+  page_message.reserved = static_cast<uint32_t>(getpid());
+  HF_RETURN_IF_ERROR(Call(page_message, link->page_memory().descriptor()));
   HF_RETURN_IF_ERROR(Call(Message(WireType::kStaging, lease.lease_id, lease.staging_bytes),
                           link->staging_memory().descriptor()));
   WireMessage open = Message(WireType::kOpenRemote, lease.lease_id, lease.bytes);
