@@ -24,6 +24,9 @@ namespace hyperframes {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(50);  // At the links' words.
+// For an open: hftransfer may only just have been started, and its peer have two communicators to
+// make.
+constexpr absl::Duration kAnswer = absl::Seconds(60);
 constexpr Bytes kSmallestStaging = 8 * kSlotAlignment;
 
 WireMessage Message(WireType type, const std::string& lease_id, Bytes bytes) {
@@ -127,7 +130,7 @@ absl::Status TransferChannel::Call(WireMessage request, int descriptor) {
   request.sequence = next_sequence_++;
   HF_RETURN_IF_ERROR(SendWire(socket_.get(), request, descriptor));
   const auto pending = pending_.emplace(request.sequence, Pending()).first;
-  const bool answered = changed_.WaitFor(&mutex_, deadline_, [this, pending] {
+  const bool answered = changed_.WaitFor(&mutex_, kAnswer, [this, pending] {
     mutex_.AssertHeld();
     return pending->second.answered || !ended_.ok();
   });
@@ -135,7 +138,7 @@ absl::Status TransferChannel::Call(WireMessage request, int descriptor) {
   pending_.erase(pending);
   if (!answered) {
     return absl::UnavailableError(absl::StrCat("hftransfer of this node has not answered within ",
-                                               absl::FormatDuration(deadline_)));
+                                               absl::FormatDuration(kAnswer)));
   }
   return status;
 }
