@@ -75,7 +75,7 @@ absl::Status TransferHost::Handle(Received received) {
       return absl::OkStatus();
     }
     case WireType::kOpenRemote: {
-      const absl::Status opened = Open(message);
+      absl::Status opened = Open(message);
       if (!opened.ok()) leases_.erase(lease_id);
       return opened;
     }
