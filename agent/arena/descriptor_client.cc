@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <deque>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/arena/connected_socket.h"
 #include "agent/arena/descriptor_wire.h"
 #include "common/clock.h"
 #include "common/mutex.h"
@@ -32,26 +32,6 @@ struct KeptLease {
   Bytes bytes = 0;
   std::string token;
 };
-
-absl::StatusOr<UniqueFd> OpenSocket(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError("worker socket '" + path.substr(0, 200) +
-                                      "' has no length between 1 and 107: use a shorter run "
-                                      "directory for the agent");
-  }
-  memcpy(address.sun_path, path.data(), path.size());
-  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket.valid()) {
-    return absl::UnavailableError(std::string("no unix socket: ") + strerror(errno));
-  }
-  if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    return absl::UnavailableError("no agent listens on " + path + " (" + strerror(errno) +
-                                  "): is hfagent running on this node?");
-  }
-  return socket;
-}
 
 WireMessage MakeRequest(WireType type, const std::string& id) {
   WireMessage message;
@@ -86,6 +66,7 @@ class Channel {
   void Stop();
   absl::StatusOr<MappedLease> MapLease(const std::string& lease_id, const std::string& token);
   absl::Status ReturnLease(const std::string& lease_id);
+  absl::StatusOr<UniqueFd> StartTransfer(const std::string& gpu);
   bool TakeRevocation(std::string* lease_id);
 
   void BeforeFork() HF_NO_THREAD_SAFETY_ANALYSIS { mutex_.Lock(); }
@@ -239,7 +220,7 @@ absl::StatusOr<Received> Channel::Exchange(int socket, WireMessage message, int 
 }
 
 absl::StatusOr<UniqueFd> Channel::Handshake() {
-  HF_ASSIGN_OR_RETURN(UniqueFd socket, OpenSocket(options_.socket_path));
+  HF_ASSIGN_OR_RETURN(UniqueFd socket, ConnectSocket(options_.socket_path));
   WireMessage hello = MakeRequest(WireType::kHello, options_.worker_id);
   SetWireText(options_.job_id, hello.text, sizeof(hello.text));
   HF_ASSIGN_OR_RETURN(Received reply, Exchange(socket.get(), hello, counters_.get()));
@@ -424,6 +405,15 @@ absl::StatusOr<MappedLease> Channel::MapLease(const std::string& lease_id,
   return MappedLease{reply.descriptor.release(), reply.message.bytes};
 }
 
+absl::StatusOr<UniqueFd> Channel::StartTransfer(const std::string& gpu) {
+  WireMessage message = MakeRequest(WireType::kTransfer, "");
+  SetWireText(gpu, message.text, sizeof(message.text));
+  HF_ASSIGN_OR_RETURN(Received reply, Call(message));
+  HF_RETURN_IF_ERROR(ReplyStatus(reply.message));
+  if (reply.descriptor.valid()) return std::move(reply.descriptor);
+  return absl::ResourceExhaustedError("hftransfer's socket did not arrive: raise ulimit -n");
+}
+
 absl::Status Channel::ReturnLease(const std::string& lease_id) {
   {
     MutexLock lock(&mutex_);
@@ -471,6 +461,10 @@ class DescriptorClientImpl final : public DescriptorClient {
   absl::Status ReturnLease(const std::string& lease_id) override {
     if (InForkedChild()) return ForkedChildError();
     return channel_->ReturnLease(lease_id);
+  }
+  absl::StatusOr<UniqueFd> StartTransfer(const std::string& gpu) override {
+    if (InForkedChild()) return ForkedChildError();
+    return channel_->StartTransfer(gpu);
   }
   bool TakeRevocation(std::string* lease_id) override {
     return !InForkedChild() && channel_->TakeRevocation(lease_id);

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/unique_fd.h"
 #include "common/units.h"
 
 namespace hyperframes {
@@ -45,6 +46,10 @@ class DescriptorClient {
   // Tells the agent that this worker has unmapped the lease and closed its own descriptors. Forgets
   // the kept duplicate. OK also while the agent is away (it learns when it is back).
   virtual absl::Status ReturnLease(const std::string& lease_id) = 0;
+
+  // The end of a socket whose other end a fresh hftransfer for `gpu` holds (agent/transfer). It
+  // ends with the socket. Unimplemented: an agent that cannot. Else as MapLease.
+  virtual absl::StatusOr<UniqueFd> StartTransfer(const std::string& gpu) = 0;
 
   // True once, after an agent has asked for the lease back: the caller returns it at its next
   // quiescent point.

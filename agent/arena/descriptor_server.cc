@@ -225,6 +225,8 @@ bool DescriptorServer::HandleMessage(Connection* connection, Received received) 
     case WireType::kOffer:
       status = OfferLease(connection, std::move(received));
       break;
+    case WireType::kTransfer:
+      return StartTransfer(connection, request);
     case WireType::kReported:
       leases_->HolderReported(connection->process);
       break;
@@ -234,7 +236,6 @@ bool DescriptorServer::HandleMessage(Connection* connection, Received received) 
     case WireType::kStaging:
     case WireType::kOpenRemote:
     case WireType::kLost:
-    case WireType::kTransfer:
       Refuse(connection->socket.get(), request, WireError::kUnknownType);
       return false;
   }
@@ -288,6 +289,15 @@ absl::Status DescriptorServer::ReturnLease(Connection* connection, const std::st
   RemoveMapping(connection, lease_id);
   leases_->ReleaseHeld(lease_id, connection->process, "returned");
   return absl::OkStatus();
+}
+
+bool DescriptorServer::StartTransfer(Connection* connection, const WireMessage& request) {
+  absl::StatusOr<UniqueFd> socket =
+      observer_ == nullptr ? absl::UnimplementedError("this agent moves no frames to other nodes")
+                           : observer_->StartTransfer(connection->worker_id, request.text);
+  return SendWire(connection->socket.get(), MakeReply(request, socket.status()),
+                  socket.ok() ? socket->get() : -1)
+      .ok();
 }
 
 void DescriptorServer::AddMapping(Connection* connection, const std::string& lease_id) {

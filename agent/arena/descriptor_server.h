@@ -31,6 +31,12 @@ class DescriptorServerObserver {
   // A revoked lease whose holder has not returned it in time: its process has to end. Called again
   // and again until the lease is back.
   virtual void LeaseOverdue(const LeaseRecord& /*lease*/) {}
+  // A worker that computes on `gpu`, as it says, wants a hftransfer of its own: its end of the
+  // socket to it. Does not block.
+  virtual absl::StatusOr<UniqueFd> StartTransfer(const std::string& /*worker_id*/,
+                                                 const std::string& /*gpu*/) {
+    return absl::UnimplementedError("this agent moves no frames to other nodes");
+  }
 };
 
 struct DescriptorServerOptions {
@@ -89,6 +95,7 @@ class DescriptorServer {
   bool MapLease(Connection* connection, const WireMessage& request);
   absl::Status OfferLease(Connection* connection, Received received);
   absl::Status ReturnLease(Connection* connection, const std::string& lease_id);
+  bool StartTransfer(Connection* connection, const WireMessage& request);
   void Refuse(int socket, const WireMessage& request, WireError error);
   void AddMapping(Connection* connection, const std::string& lease_id);
   void RemoveMapping(Connection* connection, const std::string& lease_id);

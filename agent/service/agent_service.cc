@@ -145,6 +145,14 @@ grpc::Status AgentService::PrepareLease(grpc::ServerContext*,
   if (!wanted.ok()) return ToGrpc(wanted.status());
   const auto lease = node_->leases()->Prepare(*wanted);
   if (!lease.ok()) return ToGrpc(lease.status());
+  if (!request->holder_node().empty() && request->holder_node() != node_->options().name) {
+    const auto address = node_->transfers()->FarAddress(lease->device, lease->lease_id);
+    if (!address.ok()) {
+      node_->leases()->Release(lease->lease_id, "aborted");
+      return ToGrpc(address.status());
+    }
+    response->set_transfer_address(*address);
+  }
   *response->mutable_lease() = ToProto(*lease);
   return grpc::Status::OK;
 }

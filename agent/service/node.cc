@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "agent/service/worker_environment.h"
@@ -67,6 +68,13 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options,
   HF_ASSIGN_OR_RETURN(auto listener, ListeningSocket::Open(server.socket_path));
   node->leases_->Restore(node->records_->Load());
   node->ports_.Restore(o.run_directory + "/ports");
+  TransferChildrenOptions transfers;
+  transfers.program = o.transfer_path.empty()
+                          ? o.shim_path.substr(0, o.shim_path.rfind('/') + 1) + "hftransfer"
+                          : o.transfer_path;
+  transfers.backend = "host";
+  transfers.agent_socket = server.socket_path;
+  node->transfers_ = std::make_unique<TransferChildren>(std::move(transfers));
   SupervisorOptions supervisor;
   supervisor.run_directory = o.run_directory;
   supervisor.shim_path = o.shim_path;
@@ -185,6 +193,14 @@ void Node::LeaseOverdue(const LeaseRecord& lease) {
   }
 }
 
+absl::StatusOr<UniqueFd> Node::StartTransfer(const std::string& worker_id, const std::string& gpu) {
+  // A worker of this node has the GPU that it was given, whatever it says.
+  for (const WorkerInfo& info : Workers()) {
+    if (info.spec.worker_id == worker_id) return transfers_->StartNear(info.spec.gpu);
+  }
+  return transfers_->StartNear(gpu);
+}
+
 std::vector<DeviceSample> Node::Devices() const {
   std::vector<DeviceSample> samples;
   for (const DeviceUsage& usage : leases_->Usage()) {
@@ -203,6 +219,11 @@ std::vector<DeviceSample> Node::Devices() const {
 
 void Node::Housekeep() {
   ports_.Tick([this](const std::string& job_id) { return supervisor_->Running(job_id); });
+  std::set<std::string> live;
+  for (const LeaseRecord& lease : leases_->Report()) {
+    if (lease.state != LeaseState::kReleased) live.insert(lease.lease_id);
+  }
+  transfers_->Tick(live);
   std::map<std::string, CountersReading> by_gpu = counters_.ByGpu();
   const std::vector<DeviceSample> devices = Devices();
   MutexLock lock(&mutex_);

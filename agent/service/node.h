@@ -19,6 +19,7 @@
 #include "agent/supervisor/supervisor.h"
 #include "agent/telemetry/exporter.h"
 #include "agent/telemetry/worker_counters.h"
+#include "agent/transfer/transfer_children.h"
 #include "common/mutex.h"
 
 namespace hyperframes {
@@ -26,6 +27,7 @@ namespace hyperframes {
 struct NodeOptions {
   std::string name;
   std::string run_directory;
+  std::string transfer_path;  // hftransfer; empty: beside hfshim.
   std::string shim_path;
   Bytes reserve_bytes = 0;  // Of each GPU; never lent.
   // See SupervisorOptions.
@@ -51,6 +53,7 @@ class Node final : public DescriptorServerObserver {
   // Those that this node started, and those that attached.
   std::vector<WorkerInfo> Workers() const;
   PortHolder* ports() { return &ports_; }
+  TransferChildren* transfers() { return transfers_.get(); }
   const WorkerCounters& counters() const { return counters_; }
   // As Supervisor::Acknowledge, and lets go of their counters.
   void Acknowledge(const std::vector<std::string>& worker_ids);
@@ -72,6 +75,8 @@ class Node final : public DescriptorServerObserver {
                        UniqueFd counters) override;
   void WorkerDisconnected(const std::string& worker_id, const ProcessIdentity& process) override;
   void LeaseOverdue(const LeaseRecord& lease) override;
+  absl::StatusOr<UniqueFd> StartTransfer(const std::string& worker_id,
+                                         const std::string& gpu) override;
 
  private:
   Node(NodeOptions options, std::unique_ptr<GpuMachine> machine);
@@ -88,6 +93,7 @@ class Node final : public DescriptorServerObserver {
   std::map<std::string, int64_t> exits_ HF_GUARDED_BY(mutex_);
   std::map<std::string, double> water_level_high_ HF_GUARDED_BY(mutex_);
   int64_t restarts_ HF_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<TransferChildren> transfers_;
   // Last, so that their threads end before what they call into.
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<AttachedWorkers> attached_;

@@ -69,6 +69,7 @@ absl::Status RemoteStream::CopyOutPiece(Bytes slot, const char* from, Bytes byte
   TransferPage* const page = link_->page();
   return link_->queue(direction_)
       ->Add(command, [&](const TransferCommand& piece, uint32_t staging_after) -> absl::Status {
+        mutex_.AssertHeld();
         last_ = piece.sequence;
         if (staging_after != 0) {
           HF_RETURN_IF_ERROR(local_->AwaitWord(&page->put_sent, staging_after));
@@ -87,6 +88,7 @@ absl::Status RemoteStream::ReloadPiece(char* to, Bytes slot, Bytes bytes) {
   TransferPage* const page = link_->page();
   return link_->queue(direction_)
       ->Add(command, [&](const TransferCommand& piece, uint32_t /*staging_after*/) -> absl::Status {
+        mutex_.AssertHeld();
         last_ = piece.sequence;
         HF_RETURN_IF_ERROR(local_->AwaitWord(&page->fetch_done, piece.sequence));
         HF_RETURN_IF_ERROR(local_->Copy(to, link_->staging() + piece.staging, bytes));
@@ -108,6 +110,7 @@ absl::Status RemoteStream::Fill(void* to, uint8_t value, Bytes bytes) {
   MutexLock lock(&mutex_);
   command.after = std::exchange(after_, 0);
   return link_->queue(direction_)->Add(command, [&](const TransferCommand& piece, uint32_t) {
+    mutex_.AssertHeld();
     last_ = piece.sequence;
     return absl::OkStatus();
   });

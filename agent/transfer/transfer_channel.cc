@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,6 +24,9 @@ namespace hyperframes {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(50);  // At the links' words.
+// For an open: hftransfer may only just have been started, and its peer have two communicators to
+// make.
+constexpr absl::Duration kAnswer = absl::Seconds(60);
 constexpr Bytes kSmallestStaging = 8 * kSlotAlignment;
 
 WireMessage Message(WireType type, const std::string& lease_id, Bytes bytes) {
@@ -96,8 +100,9 @@ absl::StatusOr<std::unique_ptr<Memory>> TransferChannel::Open(Device* device,
   const auto link =
       std::make_shared<RemoteLink>(absl::StrCat("lease ", lease.lease_id, " on node ", lease.node),
                                    lease.bytes, std::move(page), std::move(staging));
-  HF_RETURN_IF_ERROR(Call(Message(WireType::kPage, lease.lease_id, kTransferPageBytes),
-                          link->page_memory().descriptor()));
+  WireMessage page_message = Message(WireType::kPage, lease.lease_id, kTransferPageBytes);
+  page_message.reserved = static_cast<uint32_t>(getpid());
+  HF_RETURN_IF_ERROR(Call(page_message, link->page_memory().descriptor()));
   HF_RETURN_IF_ERROR(Call(Message(WireType::kStaging, lease.lease_id, lease.staging_bytes),
                           link->staging_memory().descriptor()));
   WireMessage open = Message(WireType::kOpenRemote, lease.lease_id, lease.bytes);
@@ -125,7 +130,7 @@ absl::Status TransferChannel::Call(WireMessage request, int descriptor) {
   request.sequence = next_sequence_++;
   HF_RETURN_IF_ERROR(SendWire(socket_.get(), request, descriptor));
   const auto pending = pending_.emplace(request.sequence, Pending()).first;
-  const bool answered = changed_.WaitFor(&mutex_, deadline_, [this, pending] {
+  const bool answered = changed_.WaitFor(&mutex_, kAnswer, [this, pending] {
     mutex_.AssertHeld();
     return pending->second.answered || !ended_.ok();
   });
@@ -133,7 +138,7 @@ absl::Status TransferChannel::Call(WireMessage request, int descriptor) {
   pending_.erase(pending);
   if (!answered) {
     return absl::UnavailableError(absl::StrCat("hftransfer of this node has not answered within ",
-                                               absl::FormatDuration(deadline_)));
+                                               absl::FormatDuration(kAnswer)));
   }
   return status;
 }

@@ -37,7 +37,7 @@ struct RemoteLease {
 class TransferChannel : public std::enable_shared_from_this<TransferChannel> {
  public:
   // `socket` is a SOCK_SEQPACKET end whose other end hftransfer holds. `deadline`: how long
-  // hftransfer may show no sign of life, and for an open to be answered.
+  // hftransfer may show no sign of life once a lease is open.
   static std::shared_ptr<TransferChannel> Adopt(UniqueFd socket,
                                                 absl::Duration deadline = absl::Seconds(15));
   ~TransferChannel();

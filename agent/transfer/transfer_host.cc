@@ -2,6 +2,8 @@
 
 #include <glog/logging.h>
 #include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -21,10 +23,12 @@ TransferHost::~TransferHost() = default;
 
 absl::Status TransferHost::Run() {
   while (true) {
-    pollfd watched = {socket_.get(), POLLIN, 0};
-    if (poll(&watched, 1, /*timeout=*/-1) < 0 && errno != EINTR) {
+    // A data loader that it has forked may hold the socket open after its death.
+    pollfd watched[] = {{socket_.get(), POLLIN, 0}, {process_.get(), POLLIN, 0}};
+    if (poll(watched, 2, /*timeout=*/-1) < 0 && errno != EINTR) {
       return absl::InternalError("poll of the training process's socket failed");
     }
+    if (watched[1].revents != 0) return absl::OkStatus();
     Received received;
     WireError error = WireError::kNone;
     switch (ReceiveWire(socket_.get(), &received, &error)) {
@@ -58,6 +62,7 @@ absl::Status TransferHost::Handle(Received received) {
       HF_ASSIGN_OR_RETURN(std::unique_ptr<Memory> page,
                           HostMemory::Map(received.descriptor.release(), message.bytes));
       leases_[lease_id].page = std::move(page);
+      process_.reset(static_cast<int>(syscall(SYS_pidfd_open, message.reserved, 0)));
       return absl::OkStatus();
     }
     case WireType::kStaging: {
@@ -70,7 +75,7 @@ absl::Status TransferHost::Handle(Received received) {
       return absl::OkStatus();
     }
     case WireType::kOpenRemote: {
-      const absl::Status opened = Open(message);
+      absl::Status opened = Open(message);
       if (!opened.ok()) leases_.erase(lease_id);
       return opened;
     }
@@ -120,13 +125,21 @@ absl::Status TransferHost::Open(const WireMessage& request) {
     SendWire(socket_.get(), message).IgnoreError();
   };
   const std::shared_ptr<Credits> credits = CreditsFor(options.address);
-  HF_ASSIGN_OR_RETURN(lease->session,
-                      NearSession::Open(std::move(options), std::move(lease->page),
-                                        std::move(lease->staging), credits, transports_, lost));
+  const std::string node = options.node;
+  auto session = NearSession::Open(std::move(options), std::move(lease->page),
+                                   std::move(lease->staging), credits, transports_, lost);
+  if (!session.ok()) {
+    return absl::Status(session.status().code(),
+                        absl::StrCat("node ", node, ": ", session.status().message()));
+  }
+  lease->session = *std::move(session);
   return absl::OkStatus();
 }
 
 std::shared_ptr<Credits> TransferHost::CreditsFor(const HostPort& address) {
+  for (auto it = credits_.begin(); it != credits_.end();) {
+    it = it->second.expired() ? credits_.erase(it) : ++it;
+  }
   std::weak_ptr<Credits>& known = credits_[FormatHostPort(address)];
   std::shared_ptr<Credits> credits = known.lock();
   if (credits == nullptr) {

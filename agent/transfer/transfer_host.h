@@ -51,6 +51,7 @@ class TransferHost {
 
   const TransferHostOptions options_;
   const UniqueFd socket_;
+  UniqueFd process_;  // The training process, once it has said which one it is.
   Device* const device_;
   TransportMaker* const transports_;
   std::map<std::string, std::weak_ptr<Credits>> credits_;  // By the peer's address.

@@ -16,6 +16,7 @@ namespace hyperframes {
 namespace {
 
 constexpr absl::Duration kPublishInterval = absl::Milliseconds(100);
+constexpr Bytes kLeastStaging = kMiB;  // For frames of other nodes, on this process's device.
 
 }  // namespace
 
@@ -63,8 +64,26 @@ absl::StatusOr<EngineArena> Engine::OpenArena(Device* device, const LeaseOptions
   return arena;
 }
 
+absl::StatusOr<std::unique_ptr<Memory>> Engine::OpenRemote(Device* device,
+                                                           const LeaseOptions& lease) {
+  if (transfer_ == nullptr) {
+    HF_ASSIGN_OR_RETURN(DescriptorClient * agent, machine_->Agent(lease.worker_socket));
+    HF_ASSIGN_OR_RETURN(UniqueFd socket, agent->StartTransfer(device->description().uuid));
+    transfer_ = TransferChannel::Adopt(std::move(socket));
+  }
+  RemoteLease remote;
+  remote.lease_id = lease.lease_id;
+  remote.token = lease.token;
+  remote.node = lease.node;
+  remote.address = lease.transfer_address;
+  remote.bytes = lease.bytes;
+  remote.staging_bytes = std::min(remote.staging_bytes, std::max(lease.bytes / 4, kLeastStaging));
+  return transfer_->Open(device, remote);
+}
+
 absl::StatusOr<std::unique_ptr<Memory>> Engine::MapLease(Device* device,
                                                          const LeaseOptions& lease) {
+  if (!lease.transfer_address.empty()) return OpenRemote(device, lease);
   HF_ASSIGN_OR_RETURN(DescriptorClient * agent, machine_->Agent(lease.worker_socket));
   HF_ASSIGN_OR_RETURN(const MappedLease mapped, agent->MapLease(lease.lease_id, lease.token));
   UniqueFd descriptor(mapped.descriptor);

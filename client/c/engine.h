@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "agent/engine/frame_engine.h"
+#include "agent/transfer/transfer_channel.h"
 #include "client/c/engine_options.h"
 #include "client/c/machine.h"
 #include "common/clock.h"
@@ -54,10 +55,13 @@ class Engine {
   absl::Status Start(const EngineOptions& options);
   absl::StatusOr<EngineArena> OpenArena(Device* device, const LeaseOptions& lease);
   absl::StatusOr<std::unique_ptr<Memory>> MapLease(Device* device, const LeaseOptions& lease);
+  // A lease on another node, through a hftransfer that this engine's agent starts for it.
+  absl::StatusOr<std::unique_ptr<Memory>> OpenRemote(Device* device, const LeaseOptions& lease);
 
   const std::shared_ptr<Machine> machine_;
   const Clock* const clock_ = MonotonicClock();
   std::vector<AgentLease> agent_leases_;
+  std::shared_ptr<TransferChannel> transfer_;  // Null until a lease is on another node.
   std::unique_ptr<FrameEngine> frames_;
   std::atomic<int64_t> next_publish_ns_{0};
   Mutex mutex_;

@@ -28,6 +28,8 @@ absl::StatusOr<LeaseOptions> ReadLease(const nlohmann::json& element, const std:
   reader.String("lease_id", &lease.lease_id);
   reader.String("token", &lease.token);
   reader.String("worker_socket", &lease.worker_socket);
+  reader.String("node", &lease.node);
+  reader.String("transfer_address", &lease.transfer_address);
   HF_RETURN_IF_ERROR(reader.Read(element));
   if (tier == "TIER_PEER" || tier == "peer") {
     lease.tier = Tier::kPeer;
@@ -44,6 +46,11 @@ absl::StatusOr<LeaseOptions> ReadLease(const nlohmann::json& element, const std:
     return absl::InvalidArgumentError(absl::StrCat(
         "options_json: ", what,
         " has a token, and so needs lease_id and worker_socket of the agent that granted it"));
+  }
+  if (!lease.transfer_address.empty() && (lease.token.empty() || lease.node.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "options_json: ", what,
+        " has a transfer_address, and so needs node, lease_id, token and worker_socket"));
   }
   return lease;
 }

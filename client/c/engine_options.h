@@ -18,6 +18,10 @@ struct LeaseOptions {
   std::string lease_id;
   std::string token;
   std::string worker_socket;
+  // Both for a lease on another node: its name, and the address of hftransfer there. worker_socket
+  // is then that of this node's own agent, which starts this process's hftransfer.
+  std::string node;
+  std::string transfer_address;
 };
 
 struct EngineOptions {

@@ -194,9 +194,9 @@ absl::Status Run(const Options& options) {
   if (!options.plain_peer.empty()) return RunPlainNcclPeer(options.plain_peer, nccl);
 
   const bool cuda = options.backend == "cuda";
-  nlohmann::ordered_json report = EmptyReport(
-      "node_to_node",
-      absl::StrCat("bazel run //tests/bench:node_to_node -- --backend=", options.backend));
+  nlohmann::ordered_json report =
+      EmptyReport("node_to_node", absl::StrCat("bazel run //tests/bench:node_to_node -- --backend=",
+                                               options.backend, " --rounds=", options.rounds));
   report["backend"] = options.backend;
   HF_ASSIGN_OR_RETURN(const Devices devices, OpenDevices(options));
   TwoNodesOptions nodes_options;

@@ -23,7 +23,7 @@ from release import bare_root
 from release.unpacked import BARE, MOST_BYTES, run
 from summary import load_run
 
-PROGRAMS = ("hfagent", "hfcoordinator", "hfctl", "hfprobe", "hfshim")
+PROGRAMS = ("hfagent", "hfcoordinator", "hfctl", "hfprobe", "hfshim", "hftransfer")
 SYSTEM = re.compile(r"(linux-vdso|libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt)\.so\b.*")
 
 

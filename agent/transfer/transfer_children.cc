@@ -1,0 +1,184 @@
+#include "agent/transfer/transfer_children.h"
+
+#include <fcntl.h>
+#include <glog/logging.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/status_macros.h"
+
+namespace hyperframes {
+namespace {
+
+constexpr const char* kReady = "hftransfer ready: address=";
+constexpr size_t kLongestLine = 256;
+
+// Up to the end of a line, of the stream, or of time.
+std::string ReadLine(int descriptor, absl::Duration patience) {
+  const absl::Time end = MonotonicClock()->Now() + patience;
+  std::string line;
+  while (line.size() < kLongestLine) {
+    const absl::Duration left = end - MonotonicClock()->Now();
+    pollfd readable = {descriptor, POLLIN, 0};
+    char c = 0;
+    if (left <= absl::ZeroDuration() ||
+        poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1) <= 0 ||
+        read(descriptor, &c, 1) != 1 || c == '\n') {
+      return line;
+    }
+    line += c;
+  }
+  return line;
+}
+
+bool HasEnded(pid_t pid) { return waitpid(pid, nullptr, WNOHANG) == pid; }
+
+}  // namespace
+
+TransferChildren::~TransferChildren() = default;  // Closes the lifelines.
+
+absl::StatusOr<pid_t> TransferChildren::Spawn(std::vector<std::string> arguments, int inherited,
+                                              int output) {
+  arguments.insert(arguments.begin(), options_.program);
+  arguments.insert(arguments.end(), {"--backend", options_.backend, "--deadline",
+                                     absl::FormatDuration(options_.deadline)});
+  std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  if (output >= 0) posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, inherited, 3);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // A group of its own, so that what ends the agent's group leaves it alone; and the signals that
+  // the agent blocks are its own affair.
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  pid_t pid = -1;
+  const int failed = posix_spawn(&pid, argv[0], &actions, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed == 0) return pid;
+  return absl::UnavailableError(absl::StrCat("cannot start ", options_.program, ": ",
+                                             std::strerror(failed), "; it belongs beside hfagent"));
+}
+
+absl::StatusOr<TransferChildren::Far> TransferChildren::StartFar(const std::string& device) {
+  int output[2];
+  int life[2];
+  if (pipe2(output, O_CLOEXEC) != 0) return absl::ResourceExhaustedError("no pipe left");
+  const UniqueFd said(output[0]);
+  UniqueFd says(output[1]);
+  if (pipe2(life, O_CLOEXEC) != 0) return absl::ResourceExhaustedError("no pipe left");
+  UniqueFd theirs(life[0]);
+  Far far;
+  far.lifeline.reset(life[1]);
+  HF_ASSIGN_OR_RETURN(
+      far.pid, Spawn({"--gpu", device, "--agent-socket", options_.agent_socket, "--lifeline", "3"},
+                     theirs.get(), says.get()));
+  says.reset();  // Or its end would never be read.
+  theirs.reset();
+  const std::string line = ReadLine(said.get(), options_.start_deadline);
+  if (line.compare(0, std::strlen(kReady), kReady) == 0) {
+    far.address = line.substr(std::strlen(kReady));
+    return far;
+  }
+  kill(far.pid, SIGKILL);
+  waitpid(far.pid, nullptr, 0);
+  return absl::UnavailableError(absl::StrCat("hftransfer of ", device, " did not start within ",
+                                             absl::FormatDuration(options_.start_deadline),
+                                             "; its reason is in the agent's log"));
+}
+
+absl::StatusOr<std::string> TransferChildren::FarAddress(const std::string& device,
+                                                         const std::string& lease_id) {
+  MutexLock start_lock(&start_mutex_);
+  {
+    MutexLock lock(&mutex_);
+    const auto found = far_.find(device);
+    if (found != far_.end() && !HasEnded(found->second.pid)) {
+      found->second.asked_for = true;
+      found->second.leases.insert(lease_id);
+      return found->second.address;
+    }
+    if (found != far_.end()) far_.erase(found);
+  }
+  HF_ASSIGN_OR_RETURN(Far far, StartFar(device));
+  LOG(INFO) << "hftransfer of " << device << " serves other nodes at " << far.address;
+  far.asked_for = true;
+  far.leases.insert(lease_id);
+  MutexLock lock(&mutex_);
+  return far_.emplace(device, std::move(far)).first->second.address;
+}
+
+absl::StatusOr<UniqueFd> TransferChildren::StartNear(const std::string& gpu) {
+  MutexLock lock(&mutex_);
+  if (near_.size() >= options_.most_near) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this node runs ", near_.size(), " hftransfers for its workers already"));
+  }
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return absl::ResourceExhaustedError("no socket left for hftransfer");
+  }
+  UniqueFd ours(ends[0]);
+  const UniqueFd theirs(ends[1]);
+  HF_ASSIGN_OR_RETURN(const pid_t pid, Spawn({"--gpu", gpu, "--worker-descriptor", "3"},
+                                             theirs.get(), /*output=*/-1));
+  near_.insert(pid);
+  return ours;
+}
+
+void TransferChildren::Tick(const std::set<std::string>& live) {
+  MutexLock lock(&mutex_);
+  for (auto it = far_.begin(); it != far_.end();) {
+    Far& far = it->second;
+    if (!std::exchange(far.asked_for, false)) {
+      for (auto lease = far.leases.begin(); lease != far.leases.end();) {
+        lease = live.count(*lease) > 0 ? ++lease : far.leases.erase(lease);
+      }
+    }
+    const bool ended = HasEnded(far.pid);
+    if (!far.leases.empty() && !ended) {
+      ++it;
+      continue;
+    }
+    if (!ended) ending_.insert(far.pid);
+    it = far_.erase(it);  // With its lifeline: it ends by itself, after its last peer.
+  }
+  for (std::set<pid_t>* const set : {&near_, &ending_}) {
+    for (auto it = set->begin(); it != set->end();) it = HasEnded(*it) ? set->erase(it) : ++it;
+  }
+}
+
+bool TransferChildren::KillFar(const std::string& device) {
+  MutexLock lock(&mutex_);
+  const auto found = far_.find(device);
+  return found != far_.end() && kill(found->second.pid, SIGKILL) == 0;
+}
+
+int TransferChildren::far_children() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(far_.size());
+}
+
+int TransferChildren::near_children() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(near_.size());
+}
+
+}  // namespace hyperframes
