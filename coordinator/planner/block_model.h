@@ -1,0 +1,109 @@
+// What the search of one rank knows of blocks, storages and ways to lenders, and what may be
+// decided for a block.
+#ifndef HYPERFRAMES_COORDINATOR_PLANNER_BLOCK_MODEL_H_
+#define HYPERFRAMES_COORDINATOR_PLANNER_BLOCK_MODEL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/frame.h"
+#include "common/units.h"
+
+namespace hyperframes {
+
+constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max() / 4;
+// The engine's lanes for one direction: one per tier, or one for both where they share a link.
+constexpr int kLanes = 2;
+
+// A way from the rank's GPU to one lender and back.
+struct Path {
+  std::string device;
+  Tier tier = Tier::kHost;
+  int lane = 0;
+  double out_bytes_per_s = 0;
+  double out_latency_s = 0;
+  double in_bytes_per_s = 0;
+  double in_latency_s = 0;
+  double slowdown = 0;  // Of compute while it copies.
+  Bytes room = 0;       // What this rank may still lease there.
+  Bytes taken = 0;      // Used or leased there already, for levelling.
+  Bytes usable = 1;     // M of the lender.
+  std::string kind;
+};
+
+constexpr int kNeverRead = std::numeric_limits<int>::max();
+
+struct ModelStorage {
+  Bytes bytes = 0;
+  bool is_input = false;
+  bool can_move = true;  // Movable and stable.
+  // What an operator leaves that may be saved under SELECTIVE, by recompute time per byte: 0 is the
+  // first to be saved. -1: a storage of the profile.
+  int rank = -1;
+  bool is_saved = false;  // Of rank >= 0: among the storages of the profile too.
+  int32_t ordinal = 0;    // In the profile's list that it comes from.
+  Bytes stays = 0;        // Of rank >= 0: on this GPU wherever it goes.
+  // Index of the phase of backward that first reads it; kNeverRead: it is there to the end.
+  int read_at = kNeverRead;
+};
+
+// As BackwardPhase.
+struct ModelPhase {
+  Bytes in_use = 0;
+  Bytes working = 0;
+};
+
+struct ModelBlock {
+  double forward_s = 0;
+  double backward_s = 0;
+  Bytes transient = 0;
+  Bytes gradients = 0;  // Of what is resident, there only once its backward has run.
+  bool can_recompute = true;
+  std::vector<ModelStorage> storages;
+  std::vector<ModelPhase> phases;  // Empty: unknown.
+  Bytes bytes = 0;                 // Sum over storages of the profile.
+  Bytes input_bytes = 0;           // Of those, inputs.
+  // Seconds to run it again with the first k of its ranked storages saved; [0] is unused. Empty:
+  // never SELECTIVE.
+  std::vector<double> selective_s;
+  std::vector<int> prefixes;  // The k worth trying, ascending.
+  int least_selected = 1;     // Of the ranked ones so many are saved whenever it is SELECTIVE.
+};
+
+struct RankModel {
+  std::vector<ModelBlock> blocks;
+  std::vector<Path> paths;  // Peers by UUID, then hosts by UUID.
+  double lane_slowdown[kLanes] = {};
+  Bytes activation_limit = kNoLimit;  // On activations.
+  Bytes total_limit = kNoLimit;       // On activations + transient bytes of the running block.
+  bool level_first = false;
+};
+
+constexpr int kKept = -1;
+
+// What happens to one block. `where[s]` is an index into RankModel::paths or kKept. Under recompute
+// only inputs have a place, and the first `selected` ranked storages; the rest says kKept.
+struct BlockChoice {
+  bool recompute = false;
+  std::vector<int> where;
+  int selected = 0;  // > 0 only under recompute: SELECTIVE.
+};
+
+// True when storage `s` waits somewhere between forward and backward.
+inline bool Waits(const ModelBlock& block, const BlockChoice& choice, size_t s) {
+  const ModelStorage& storage = block.storages[s];
+  if (storage.rank >= 0) return storage.rank < choice.selected;
+  return !choice.recompute || storage.is_input;
+}
+
+// Slots start on kSlotAlignment.
+constexpr Bytes SlotBytes(Bytes bytes) {
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+}
+
+}  // namespace hyperframes
+
+#endif  // HYPERFRAMES_COORDINATOR_PLANNER_BLOCK_MODEL_H_
