@@ -386,6 +386,32 @@ TEST_F(AgentTest, ServesPagesWithoutSecrets) {
   EXPECT_THAT(pages.at("/statusz")().body, Not(HasSubstr(token)));
 }
 
+TEST_F(AgentTest, RegistersAgainWithLinksThatAreKnownLater) {
+  FakeMembership membership;
+  int port = 0;
+  const auto server = Serve(&membership, &port);
+  Link(port);
+  ASSERT_TRUE(Eventually([&] { return membership.Registrations() == 1; }));
+  v1::LinkProfile link;
+  link.set_from("SIM-a-0");
+  for (const double speed : {1e9, 1e9, 2e9}) {  // The same again is no news.
+    link.set_bytes_per_second(speed);
+    link_->SetLinks({link});
+  }
+  const auto last = [&membership] {
+    MutexLock lock(&membership.mutex);
+    const v1::RegisterRequest& request = membership.registered.back();
+    return request.links_size() == 1 ? request.links(0).bytes_per_second() : 0;
+  };
+  EXPECT_TRUE(Eventually([&] { return last() == 2e9; }));
+  const size_t registrations = membership.Registrations();
+  EXPECT_LE(registrations, 3u);
+  link_->SetLinks({link});
+  link_->SetLinks({});
+  EXPECT_TRUE(Eventually([&] { return last() == 0; }));
+  EXPECT_EQ(membership.Registrations(), registrations + 1);
+}
+
 TEST(MeasureLinks, ReportsWhatItMeasuredOverEveryPath) {
   HostMachineOptions options;
   options.node = "a";
