@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options,
   transfers.program = o.transfer_path.empty()
                           ? o.shim_path.substr(0, o.shim_path.rfind('/') + 1) + "hftransfer"
                           : o.transfer_path;
-  transfers.backend = "host";
+  transfers.backend = node->machine_->backend();
   transfers.agent_socket = server.socket_path;
   node->transfers_ = std::make_unique<TransferChildren>(std::move(transfers));
   SupervisorOptions supervisor;
