@@ -111,7 +111,7 @@ absl::Status Machine::OpenDevices(Options options) {
   if (options.backend == "cuda") {
     options.cuda.node = options.node;
     options.cuda.host_bytes = options.host_bytes;
-    HF_ASSIGN_OR_RETURN(cuda_, CudaMachine::Open(std::move(options.cuda)));
+    HF_ASSIGN_OR_RETURN(cuda_, CudaMachine::Open(options.cuda));
     gpus_ = cuda_->gpus();
     host_ = cuda_->host();
   } else {

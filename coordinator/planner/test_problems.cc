@@ -144,7 +144,7 @@ PlanProblem TinySelective(unsigned seed, int blocks) {
       left -= share;
       block.selective.push_back({o, draw(1, 8) * kMiB + draw(0, 700),
                                  absl::Seconds(forward_s * share), draw(0, 1) > 0, draw(0, 9) > 0,
-                                 false, "aten.mm.default", draw(0, 1) * 2048});
+                                 false, "aten.mm.default", Bytes{draw(0, 1)} * 2048});
     }
     block.selective_base = absl::Seconds(forward_s * left);
   }
