@@ -187,7 +187,10 @@ absl::Status FrameEngineImpl::CopyOut(const void* source, Bytes bytes, const Slo
     if (status.ok()) status = lane->WaitFor(event);
   }
   if (status.ok()) status = lane->Copy(arena.At(slot.offset), source, bytes, copied_out);
-  if (!status.ok()) arena.Free(slot.offset, bytes, /*last_reload=*/nullptr);
+  if (!status.ok()) {
+    lane->Drain();
+    arena.Free(slot.offset, bytes, /*last_reload=*/nullptr);
+  }
   return status;
 }
 

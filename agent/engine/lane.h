@@ -32,6 +32,10 @@ class Lane {
   // Queues a copy (behind a random delay in chaos mode). *done is set after it.
   absl::Status Copy(void* to, const void* from, Bytes bytes, std::shared_ptr<const Event>* done);
 
+  // Waits until all that was queued is over: what a copy that failed halfway has queued still uses
+  // its caller's memory.
+  void Drain() { stream_->Record()->Synchronize(); }
+
   // Queues a fill of a freed slot with chaos mode's poison; nothing without chaos mode.
   absl::Status Poison(void* slot, Bytes bytes);
 

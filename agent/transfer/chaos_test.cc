@@ -178,9 +178,10 @@ TEST_P(TransferChaosTest, APeerThatStopsInAFrameIsNamedWithinTheDeadlineAndNothi
   arenas[0].lease_id = "lease-1";
   arenas[0].tier = Tier::kPeer;
   arenas[0].memory = pair.nodes->Lease(kFrame, 4 * kMiB).value();
+  const auto frame = pair.backend->Borrow(pair.backend->compute(), kFrame);
+  // Behind the frame: its lanes are drained before that goes.
   const auto engine =
       FrameEngine::Create(pair.backend->compute(), std::move(arenas), FrameEngineOptions()).value();
-  const auto frame = pair.backend->Borrow(pair.backend->compute(), kFrame);
   const Placement first =
       engine->Put({}, frame->data(), kMiB, Tier::kPeer, "", -1, nullptr).value();
   ASSERT_TRUE(engine->Fetch(first.handle, frame->data(), false, nullptr).ok());

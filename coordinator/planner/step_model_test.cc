@@ -207,6 +207,15 @@ TEST(StepModel, AMovedStorageCountsInItsWindowUntilItIsRead) {
   EXPECT_EQ(Step(model, {move_own, move_own, move_own}, 0).activation_peak, 300 + 300 + 300);
 }
 
+TEST(StepModel, WhatIsReadNobodyKnowsWhenCountsDuringAllOfBackward) {
+  RankModel model = ThreeBlocksWithPhases();
+  model.blocks[0].phases.clear();
+  const BlockChoice move_own = {false, {kKept, 0}};
+  // Backward of the last block: 300 kept, its own 300 and the first block's in use, a window of
+  // 300.
+  EXPECT_EQ(Step(model, {move_own, move_own, move_own}, 300).activation_peak, 300 + 600 + 300);
+}
+
 TEST(StepModel, ReloadsHideBehindTheBackwardThatReadsThem) {
   RankModel model = ThreeBlocksWithPhases();
   model.paths[0].out_bytes_per_s = 1e9;

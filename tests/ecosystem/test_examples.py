@@ -19,9 +19,11 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 def test_transformers_trainer_trains_the_same_with_a_context_around_it(tmp_path: Path) -> None:
     off = run_example("trainer_llama.py", tmp_path, mode="off")
-    on = run_example("trainer_llama.py", tmp_path, "--activation-budget", "1.68MiB")
+    on = run_example("trainer_llama.py", tmp_path, "--activation-budget", "1.6MiB")
     assert_same_training(off, on)
-    assert_frames_moved_and_recomputed(on)
+    # Moving alone reaches the least budget there is.
+    assert on[0].moved_bytes > 0
+    assert_frames_fit(on[0])
     # Two micro-batches for each of four steps; evaluation is not counted.
     assert on[0].frames["forwards"] == 8
 

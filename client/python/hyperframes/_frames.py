@@ -104,8 +104,8 @@ class Entry:
     """A storage that was moved. Its slot is freed when the last Moved that needs it is gone."""
 
     __slots__ = (
-        "__weakref__", "handle", "held", "lock", "moved", "nbytes", "ordered", "prefetched",
-        "prefetched_stream", "reads", "reload", "shared", "store", "tier", "where",
+        "__weakref__", "handle", "held", "holds", "lock", "moved", "nbytes", "ordered",
+        "prefetched", "prefetched_stream", "reads", "reload", "shared", "store", "tier", "where",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +123,7 @@ class Entry:
         self.prefetched_stream = 0
         self.ordered: set[int] = set()  # Streams that run behind the reload in use.
         self.moved = 0  # Tensors packed over it.
+        self.holds = True  # One block reads them all: between two blocks no plan counts it.
         self.reads = 0
         # The reload, while a backward has read some of those tensors and will read the others:
         # without it each would have to be fetched again, and waited for.
@@ -150,7 +151,8 @@ class Entry:
         with self.lock:
             storage = self._acquire()
             self.reads += 1
-            self.held = storage if self.shared and self.reads % self.moved else None
+            holds = self.shared and self.holds and self.reads % self.moved
+            self.held = storage if holds else None
             return storage
 
     def _acquire(self) -> torch.UntypedStorage:
@@ -204,11 +206,12 @@ class Moved:
 
     __slots__ = ("entry", "probe", "token", "type_name", "version", "view")
 
-    def __init__(self, tensor: torch.Tensor, entry: Entry) -> None:
+    def __init__(self, tensor: torch.Tensor, entry: Entry, own: bool = True) -> None:
         self.token: ForwardToken | None = None
         self.view = View(tensor)
         self.entry = entry
         entry.moved += 1
+        entry.holds = entry.holds and own
         self.version = tensor._version
         self.probe = version_probe(tensor)
         self.type_name = tensor.type()
@@ -262,6 +265,7 @@ class FrameStore:
         lender: str,
         preferred_offset: int,
         shared: bool,
+        own: bool = True,
     ) -> Moved | None:
         """Starts the copy-out of the tensor's whole storage; None: it stays.
 
@@ -273,7 +277,7 @@ class FrameStore:
             entry = known[0]()
             # Other version counter, or another version of it: other bytes for all we know.
             if entry is not None and known[1]._version == known[2] == tensor._version:
-                return Moved(tensor, entry)
+                return Moved(tensor, entry, own)
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         placed = self.engine.put(
@@ -289,7 +293,7 @@ class FrameStore:
         entry = Entry(self, placed.handle, nbytes, placed.tier, where.rstrip(), shared)
         self._entries[placed.handle] = entry
         self.sources[placed.handle] = (weakref.ref(storage), nbytes, record.block)
-        moved = Moved(tensor, entry)
+        moved = Moved(tensor, entry, own)
         record.entry = (weakref.ref(entry), moved.probe, moved.version)
         self.release_sources()
         return moved

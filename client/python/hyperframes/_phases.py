@@ -63,8 +63,13 @@ class PhaseRecorder:
                     self._open(ordinal)
         return tensor
 
-    def finish(self) -> list[PhaseInfo]:
-        """The phases in order; none when backward never began."""
+    def finish(self, foreign: int = 0) -> list[PhaseInfo]:
+        """The phases in order; none when backward never began.
+
+        Args:
+            foreign: bytes of other blocks' storages that this backward reads too. Where they were
+                moved they come back for it, nobody knows when.
+        """
         if not self._phases:
             return []
         self._close()
@@ -73,7 +78,7 @@ class PhaseRecorder:
             working = phase.in_use
             if self._device.type == "cuda":
                 working = max(working, phase.peak - self._before - phase.unread)
-            found.append(PhaseInfo(phase.reads, phase.in_use, working))
+            found.append(PhaseInfo(phase.reads, phase.in_use + foreign, working + foreign))
         return found
 
     def _open(self, ordinal: int) -> None:

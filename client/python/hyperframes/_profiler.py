@@ -147,6 +147,7 @@ class _Run:
         self._gathers = any(gathers_weights(part) for part in root.modules())
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
+        self._foreign: dict[str, dict[int, int]] = {}  # Other blocks' storages, by who reads them.
         self._running = ""
         self._warned = False
         self._batch: list[torch.UntypedStorage] = []
@@ -251,6 +252,8 @@ class _Run:
                             **describe_tensor(tensor),
                         )
                     info.consumers += 1
+                else:
+                    self._foreign.setdefault(block, {})[id(record)] = storage.nbytes()
         return tensor.detach()
 
     def _measure(
@@ -366,7 +369,7 @@ class _Run:
         else:
             phases.begin(own, bytes_beyond(output, leaves, self._ledger))
             info.backward_s = time_backward(output, leaves, module, self.device)
-            info.phases = phases.finish()
+            info.phases = phases.finish(sum(self._foreign.get(key, {}).values()))
         info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
         flat = _pytree.tree_leaves(output)
         info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]

@@ -384,8 +384,7 @@ class Session:
         observe_everywhere(storage)
         plan, store = self._plan, self._store
         # PyTorch calls this with gradients off; what a backward saves was never planned.
-        inside_backward = torch._C._current_graph_task_id() != -1
-        if self._suspended or inside_backward or plan is None or store is None:
+        if self._suspended or torch._C._current_graph_task_id() != -1 or not plan or not store:
             return Kept(tensor, self._in_flight.token)
         record, is_new = self._ledger.classify(storage)
         decision = plan.lookup(record.block, record.ordinal, nbytes)
@@ -407,6 +406,7 @@ class Session:
             lender=decision.device,
             preferred_offset=decision.preferred_offset,
             shared=not self._in_compiled_block(),
+            own=record.block == self._ledger.current().key,
         )
         if moved is None:
             return Kept(tensor, self._in_flight.token)
