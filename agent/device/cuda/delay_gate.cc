@@ -2,7 +2,6 @@
 
 #include <sys/prctl.h>
 
-#include <atomic>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -78,8 +77,7 @@ void DelayGate::Run() {
       if (closing_) break;  // The stream has finished, or its context is broken.
     }
     absl::SleepFor(next.delay);
-    std::atomic_thread_fence(std::memory_order_release);
-    words_->released = next.number;
+    __atomic_store_n(&words_->released, next.number, __ATOMIC_RELEASE);
   }
   MutexLock lock(&mutex_);
   words_->released = queued_;  // Nobody may be left waiting.
