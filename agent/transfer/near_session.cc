@@ -113,9 +113,11 @@ void NearSession::Fail(const absl::Status& why) {
     if (lane->socket != nullptr) lane->socket->Abort();
   }
   for (std::thread& end : ends) end.join();
-  PostWord(&page_->failed, 1);
-  if (tells)
+  // First the reason, then the word: whoever sees the word finds the reason already there.
+  if (tells) {
     on_failed_(absl::UnavailableError(absl::StrCat("node ", options_.node, ": ", why.message())));
+  }
+  PostWord(&page_->failed, 1);
 }
 
 absl::Status NearSession::CheckCommand(const TransferCommand& command, bool of_puts) const {

@@ -118,7 +118,9 @@ void RemoteLink::Watch(absl::Duration since_last, absl::Duration deadline) {
   }
   const uint32_t beat = page_->beat.load(std::memory_order_acquire);
   if (page_->failed.load(std::memory_order_acquire) != 0) {
-    Lose("hftransfer of this node has lost it");
+    // The reason was sent before; it is read between two looks.
+    if (failed_was_seen_) Lose("hftransfer of this node has lost it");
+    failed_was_seen_ = true;
   } else if (beat != last_beat_) {
     last_beat_ = beat;
     beat_stood_still_ = absl::ZeroDuration();

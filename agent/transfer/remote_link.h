@@ -98,6 +98,7 @@ class RemoteLink {
   // Of the watching thread.
   uint32_t last_beat_ = 0;
   absl::Duration beat_stood_still_;
+  bool failed_was_seen_ = false;
 };
 
 }  // namespace hyperframes

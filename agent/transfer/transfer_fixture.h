@@ -49,7 +49,13 @@ class TransferProcess {
     waitpid(pid_, nullptr, 0);
   }
 
-  void Signal(int number) const { EXPECT_EQ(kill(pid_, number), 0); }
+  // SIGSTOP: returns once it has really stopped, for until then it goes on serving.
+  void Signal(int number) const {
+    EXPECT_EQ(kill(pid_, number), 0);
+    if (number != SIGSTOP) return;
+    siginfo_t stopped;
+    EXPECT_EQ(waitid(P_PID, pid_, &stopped, WSTOPPED), 0);
+  }
   // What it says once it is ready, after "address=".
   std::string ReadAddress() const {
     std::string line;

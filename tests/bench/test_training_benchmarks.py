@@ -83,7 +83,7 @@ def test_several_commands_fill_one_file(tmp_path: Path) -> None:
     assert article["peer_bytes"] > 0
     assert article["own_activation_peak_bytes"] <= article["activation_budget_bytes"]
     assert not all(row["trains"] for row in report["rows"] if row["part"] == "longest")
-    assert report["ratios"]["longest_sequence_vs_checkpoint"] > 0
+    assert report["ratios"]["longest_sequence_vs_checkpoint"] >= 1
 
 
 needs_transformers = pytest.mark.skipif(

@@ -19,11 +19,11 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 def test_transformers_trainer_trains_the_same_with_a_context_around_it(tmp_path: Path) -> None:
     off = run_example("trainer_llama.py", tmp_path, mode="off")
-    on = run_example("trainer_llama.py", tmp_path, "--activation-budget", "1.6MiB")
+    # What may be lent is less than what has to go: something runs again.
+    little = {"HYPERFRAMES_HOST_DEVICES": "256MiB,1MiB", "HYPERFRAMES_HOST_BYTES": "1MiB"}
+    on = run_example("trainer_llama.py", tmp_path, "--activation-budget", "2MiB", **little)
     assert_same_training(off, on)
-    # Moving alone reaches the least budget there is.
-    assert on[0].moved_bytes > 0
-    assert_frames_fit(on[0])
+    assert_frames_moved_and_recomputed(on)
     # Two micro-batches for each of four steps; evaluation is not counted.
     assert on[0].frames["forwards"] == 8
 
