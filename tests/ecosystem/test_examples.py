@@ -20,8 +20,10 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 def test_transformers_trainer_trains_the_same_with_a_context_around_it(tmp_path: Path) -> None:
     off = run_example("trainer_llama.py", tmp_path, mode="off")
     # What may be lent is less than what has to go: something runs again.
-    little = {"HYPERFRAMES_HOST_DEVICES": "256MiB,1MiB", "HYPERFRAMES_HOST_BYTES": "1MiB"}
-    on = run_example("trainer_llama.py", tmp_path, "--activation-budget", "2MiB", **little)
+    on = run_example(
+        "trainer_llama.py", tmp_path, "--activation-budget", "2MiB",
+        HYPERFRAMES_HOST_DEVICES="256MiB,1MiB", HYPERFRAMES_HOST_BYTES="1MiB",
+    )  # fmt: skip
     assert_same_training(off, on)
     assert_frames_moved_and_recomputed(on)
     # Two micro-batches for each of four steps; evaluation is not counted.
