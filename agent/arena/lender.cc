@@ -106,6 +106,9 @@ void Lender::End() {
   process_ = 0;
 }
 
+// A process that has lent before may have ended since, which shows when the question is sent or,
+// where it ended a moment later, when no answer comes. Nothing is lost with it: memory that nobody
+// was handed is free. So another one is started and asked, once.
 absl::StatusOr<Lender::Answer> Lender::Ask(uint16_t type, const std::string& uuid, int descriptor,
                                            Bytes bytes) {
   const bool fresh = !socket_.valid();
@@ -118,9 +121,7 @@ absl::StatusOr<Lender::Answer> Lender::Ask(uint16_t type, const std::string& uui
   const absl::Status sent = SendWire(socket_.get(), message, descriptor);
   if (!sent.ok()) {
     End();
-    // It has ended since the last question: another one is started, once.
-    if (!fresh) return Ask(type, uuid, descriptor, bytes);
-    return sent;
+    return fresh ? sent : Ask(type, uuid, descriptor, bytes);
   }
   if (!WaitReadable(socket_.get(), options_.patience)) {
     kill(process_, SIGKILL);  // Not yet collected, so the number is still its own.
@@ -134,6 +135,7 @@ absl::StatusOr<Lender::Answer> Lender::Ask(uint16_t type, const std::string& uui
   if (ReceiveWire(socket_.get(), &reply, &error) != ReceiveResult::kMessage ||
       reply.message.sequence != message.sequence) {
     End();
+    if (!fresh) return Ask(type, uuid, descriptor, bytes);
     return absl::UnavailableError(absl::StrCat(options_.command[0], " ended when it was asked for ",
                                                FormatBytes(bytes), " on ", uuid,
                                                ": the agent's log has its last words"));

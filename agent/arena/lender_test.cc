@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -32,6 +34,27 @@ TEST(Lender, SaysWhatStandsInTheWay) {
   const absl::Status silent = AllocateWith({"/bin/sh", "-c", "exec sleep 600"});
   EXPECT_EQ(silent.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(silent.message()), HasSubstr("GPU-1"));
+}
+
+// A lender that answers one question and dies of the next, having read it.
+[[noreturn]] void ServeOnce(int socket) {
+  Received request;
+  WireError error = WireError::kNone;
+  while (ReceiveWire(socket, &request, &error) == ReceiveResult::kWouldBlock) {
+  }
+  const int memory = memfd_create("lent", 0);
+  if (!SendWire(socket, MakeReply(request.message, absl::OkStatus()), memory).ok()) _exit(1);
+  while (ReceiveWire(socket, &request, &error) == ReceiveResult::kWouldBlock) {
+  }
+  _exit(0);
+}
+
+TEST(Lender, AsksAnotherProcessWhereOneDiedWithAQuestion) {
+  Lender lender({{"/proc/self/exe", "--serve-once"}, absl::Seconds(20)});
+  for (int i = 0; i < 4; ++i) {
+    const auto lent = lender.Allocate("GPU-1", kMiB);
+    EXPECT_TRUE(lent.ok()) << lent.status();
+  }
 }
 
 TEST(ServeLending, PassesTheDescriptorOnAndKeepsNothing) {
@@ -68,3 +91,10 @@ TEST(ServeLending, PassesTheDescriptorOnAndKeepsNothing) {
 
 }  // namespace
 }  // namespace hyperframes
+
+// Started by a Lender, this program is what it lends with.
+int main(int argc, char** argv) {
+  if (argc > 1 && strcmp(argv[1], "--serve-once") == 0) hyperframes::ServeOnce(3);
+  testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}
