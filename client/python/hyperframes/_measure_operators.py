@@ -333,8 +333,7 @@ def _timed_candidates(
         info.selective_reason = "no operator takes much longer than its output takes to copy"
     return [
         SelectiveStorage(
-            ordinal=ordinal,
-            position=position,
+            ordinal=position,
             op=str(run.func),
             nbytes=run.nbytes,
             dtype=run.largest.get("dtype", ""),
@@ -346,7 +345,7 @@ def _timed_candidates(
             kept_bytes=run.kept_bytes,
             unmovable_reason="" if run.nbytes >= MIN_MOVABLE else f"under {MIN_MOVABLE} bytes",
         )
-        for ordinal, (position, run) in enumerate(chosen)
+        for position, run in chosen
     ]
 
 
@@ -405,7 +404,7 @@ def _tried(
     found: list[SelectiveStorage],
 ) -> float:
     """Seconds of a recomputation with all of ``found`` handed back. Raises where bits differ."""
-    choices = {s.position: Choice(s.ordinal, s.op, s.nbytes, KEEP, "", -1, s.random) for s in found}
+    choices = {s.ordinal: Choice(s.ordinal, s.op, s.nbytes, KEEP, "", -1, s.random) for s in found}
     counts = SelectiveCounts()
     mode = Catching(info.name, choices, Shelf(None, device, 0, 0, None), counts)
     frame = _Trial(

@@ -182,12 +182,16 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
 
 
 def _read_selected(plan: Plan, profile: Profile, name: str, selected: Any) -> None:
+    """Ranks run one plan, made of one rank's measurements: an operator that was not found worth
+    saving here, or not fit for it, runs again here instead."""
     profiled = {storage.ordinal: storage for storage in profile.block(name).selective}
     tolerance = 1.0 if profile.exact else SCALED_TOLERANCE
     choices = plan.selected[name] = {}
     for decision in selected:
-        storage = profiled[int(decision.get("ordinal", 0))]
-        choices[storage.position] = Choice(
+        storage = profiled.get(int(decision.get("ordinal", 0)))
+        if storage is None:
+            continue
+        choices[storage.ordinal] = Choice(
             storage.ordinal,
             storage.op,
             int(storage.nbytes * tolerance),

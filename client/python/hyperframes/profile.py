@@ -67,8 +67,8 @@ class SelectiveStorage:
     """What one expensive operator of a block leaves; saving it spares running the operator again.
 
     Attributes:
-        ordinal: in a space of its own, by order of execution.
-        position: of the operator among those of the block that count.
+        ordinal: the operator's position among those of the block that count: the same on every
+            rank, whatever was measured there.
         op: "aten.mm.default".
         nbytes: of all its outputs that may move, each but the last padded to a slot.
         kept_bytes: of its other outputs, which are too small to move.
@@ -79,7 +79,6 @@ class SelectiveStorage:
     """
 
     ordinal: int
-    position: int
     op: str
     nbytes: int
     dtype: str

@@ -13,6 +13,7 @@ from cases.small_gpt import DEVICE, assert_same
 from hyperframes import _measure_operators
 from hyperframes._backend import make_backend
 from hyperframes._forced import forced_selective
+from hyperframes.plan import rank_problem, read_plan
 
 
 @pytest.fixture
@@ -100,3 +101,23 @@ def test_every_block_can_be_forced_to_be_selective(tier: str) -> None:
     assert (stats["peer_bytes"] > 0) == (tier == "peer")
     assert (stats["host_bytes"] > 0) == (tier == "host")
     assert stats["overflowed_storages"] == 0
+
+
+@pytest.mark.usefixtures("every_operator")
+def test_ranks_that_measured_differently_save_the_same_operators_under_one_plan() -> None:
+    """The plan is made of the first one's measurements; the other found other operators worth it,
+    and one block of it may not be SELECTIVE at all."""
+    first, other = hf.profile(deep(), sample()), hf.profile(deep(), sample())
+    other.block("layers.0").selective = other.block("layers.0").selective[1::2]
+    other.block("layers.1").selective = []
+    backend = forced_selective(make_backend(DEVICE), "peer")
+    raw = backend.plan(rank_problem(first, rank=0, gpu=backend.gpu, budget=None,
+                                    activation_budget=None), {})  # fmt: skip
+    by_first, by_other = read_plan(raw, first, 0), read_plan(raw, other, 0)
+    for name in ("layers.0", "layers.2"):
+        known = {s.ordinal: (s.op, s.nbytes) for s in other.block(name).selective}
+        chosen = {at: (c.op, c.nbytes) for at, c in by_first.selected[name].items()}
+        mine = {at: (c.op, c.nbytes) for at, c in by_other.selected[name].items()}
+        assert len(mine) == len(known) > 1
+        assert mine == {at: chosen[at] for at in known}
+    assert by_other.selected["layers.1"] == {}
