@@ -77,6 +77,9 @@ def main() -> None:
         frames = {**hf.stats(model), "compiled_graphs": graphs}
 
     save_report(args.report, losses, model, frames, rank=rank)
+    # Gloo's threads may still hold tensors of the last gather. Letting go of one that Python knows
+    # too while Python ends would abort the process: they do it while this waits.
+    dist.barrier()
     dist.destroy_process_group()
 
 

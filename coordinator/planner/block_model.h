@@ -62,6 +62,7 @@ struct ModelBlock {
   Bytes transient = 0;
   Bytes gradients = 0;  // Of what is resident, there only once its backward has run.
   bool can_recompute = true;
+  bool read_any_time = false;
   std::vector<ModelStorage> storages;
   std::vector<ModelPhase> phases;  // Empty: unknown.
   Bytes bytes = 0;                 // Sum over storages of the profile.

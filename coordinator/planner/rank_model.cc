@@ -204,6 +204,7 @@ ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute, bool forb
   block.transient = profile.transient_bytes;
   block.gradients = profile.gradient_bytes;
   block.can_recompute = profile.recomputable && !forbid_recompute;
+  block.read_any_time = profile.read_any_time;
   for (const BackwardPhase& phase : profile.phases) {
     block.phases.push_back({phase.in_use_bytes, phase.working_bytes});
   }

@@ -294,11 +294,10 @@ void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
     moved += loads[i].moved;
     largest_before[i + 1] = std::max(largest_before[i], loads[i].largest_moved);
   }
-  // When a block without phases reads what it moved nobody knows (what a model saves outside every
-  // block may be its loss): it may be back at any time.
+  // What a model saves outside every block may be its loss: it may be back at any time.
   Bytes anytime = 0;
   for (size_t i = 0; i < loads.size(); ++i) {
-    if (model.blocks[i].phases.empty()) anytime += loads[i].moved;
+    if (model.blocks[i].read_any_time) anytime += loads[i].moved;
   }
   for (size_t i = loads.size(); i-- > 0;) {
     const bool known = !model.blocks[i].phases.empty();
@@ -308,7 +307,7 @@ void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
                                     limits.charge_in_full && i > 0);
     // Backward begins by giving up the stash, and only then fetches ahead.
     if (known) stash = i + 1 == loads.size() ? std::max<Bytes>(0, stash - prefetched) : 0;
-    const Bytes others = kept + prefetched + stash + (known ? anytime : 0);
+    const Bytes others = kept + prefetched + stash + (model.blocks[i].read_any_time ? 0 : anytime);
     memory.At(others + loads[i].backward_extra, others + loads[i].backward_total - absent);
     if (known) moved -= loads[i].moved;
     absent -= model.blocks[i].gradients;

@@ -209,8 +209,12 @@ TEST(StepModel, AMovedStorageCountsInItsWindowUntilItIsRead) {
 
 TEST(StepModel, WhatIsReadNobodyKnowsWhenCountsDuringAllOfBackward) {
   RankModel model = ThreeBlocksWithPhases();
-  model.blocks[0].phases.clear();
   const BlockChoice move_own = {false, {kKept, 0}};
+  model.blocks[0].phases.clear();
+  // A block whose phases are not known is still read in its own backward alone: 300 kept, the
+  // last block's own 300 and a window of 300.
+  EXPECT_EQ(Step(model, {move_own, move_own, move_own}, 300).activation_peak, 300 + 300 + 300);
+  model.blocks[0].read_any_time = true;
   // Backward of the last block: 300 kept, its own 300 and the first block's in use, a window of
   // 300.
   EXPECT_EQ(Step(model, {move_own, move_own, move_own}, 300).activation_peak, 300 + 600 + 300);

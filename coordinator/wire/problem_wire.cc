@@ -129,6 +129,7 @@ absl::StatusOr<BlockProfile> FromProto(const v1::BlockProfile& message, const st
   HF_RETURN_IF_ERROR(
       CheckWireBytes(absl::StrCat(field, ".gradient_bytes"), message.gradient_bytes()));
   block.gradient_bytes = message.gradient_bytes();
+  block.read_any_time = message.read_any_time();
   for (int p = 0; p < message.phases_size(); ++p) {
     HF_ASSIGN_OR_RETURN(const BackwardPhase phase,
                         PhaseFromProto(message.phases(p), absl::StrCat(field, ".phases[", p, "]")));
@@ -235,6 +236,7 @@ v1::BlockProfile ToProto(const BlockProfile& block) {
   message.set_splittable(block.splittable);
   message.set_transient_bytes(block.transient_bytes);
   message.set_gradient_bytes(block.gradient_bytes);
+  message.set_read_any_time(block.read_any_time);
   for (const BackwardPhase& phase : block.phases) *message.add_phases() = PhaseToProto(phase);
   for (const SelectiveStorage& storage : block.selective) {
     *message.add_selective() = SelectiveToProto(storage);

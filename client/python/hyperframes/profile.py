@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from ._blocks import REST
+
 Signature = tuple[tuple[tuple[int, ...], str], ...]
 
 _WORTH, _MODEST = 2.0, 1.0  # A against P: thresholds of the verdict.
@@ -143,6 +145,7 @@ class BlockInfo:
             "transient_bytes": self.transient_bytes,
             "gradient_bytes": self.gradient_bytes if gradients_absent else 0,
             "phases": [dataclasses.asdict(phase) for phase in self.phases],
+            "read_any_time": self.name == REST,
             "selective": [storage.to_wire() for storage in self.selective],
             "selective_base_s": self.selective_base_s,
         }
