@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "agent/engine/checksum.h"
 #include "agent/engine/frame_engine_impl.h"
 #include "common/status_macros.h"
 
@@ -33,11 +32,6 @@ absl::Status CheckOptions(const Device* device, const std::vector<EngineArena>& 
         absl::StrCat("chaos longest_delay is ", absl::FormatDuration(options.chaos.longest_delay),
                      "; it must be finite and 0 or more"));
   }
-  if (options.verify && device->description().backend != "host") {
-    return absl::UnimplementedError(absl::StrCat(
-        "verify needs memory that the processor can read, and device ", device->description().uuid,
-        " is of backend ", device->description().backend, "; run with verify off"));
-  }
   for (const EngineArena& arena : arenas) {
     if (arena.tier == Tier::kKeep || arena.memory == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -64,7 +58,11 @@ absl::StatusOr<std::unique_ptr<FrameEngine>> FrameEngine::Create(Device* device,
                                                                  std::vector<EngineArena> arenas,
                                                                  FrameEngineOptions options) {
   HF_RETURN_IF_ERROR(CheckOptions(device, arenas, options));
-  auto engine = std::make_unique<FrameEngineImpl>(device, options);
+  std::unique_ptr<Checksums> checksums;
+  if (options.verify) {
+    HF_ASSIGN_OR_RETURN(checksums, Checksums::Create(device));
+  }
+  auto engine = std::make_unique<FrameEngineImpl>(device, options, std::move(checksums));
   for (EngineArena& arena : arenas) HF_RETURN_IF_ERROR(engine->AddArena(std::move(arena)));
   return std::unique_ptr<FrameEngine>(std::move(engine));
 }
@@ -105,7 +103,9 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
   Storage storage;
   storage.key = key;
   storage.bytes = bytes;
-  if (options_.verify) storage.checksum = Checksum(source, bytes);
+  if (checksums_ != nullptr) {
+    HF_ASSIGN_OR_RETURN(storage.checksum, checksums_->Of(source, bytes, *produced));
+  }
   Bytes limit = 0;
   {
     MutexLock lock(&mutex_);
@@ -306,12 +306,16 @@ absl::Status FrameEngineImpl::Wait(StorageHandle handle, void* compute_stream) {
       found->second.state = StorageState::kReloaded;
     }
   }
-  if (options_.verify && Checksum(waited.destination, waited.bytes) != waited.checksum) {
-    return absl::DataLossError(absl::StrCat(Describe(waited.key), " (", waited.bytes,
-                                            " bytes) came back from tier ", TierName(waited.tier),
-                                            " with other bytes than were put; stop this step"));
-  }
-  return absl::OkStatus();
+  return checksums_ == nullptr ? absl::OkStatus() : CheckReload(waited);
+}
+
+absl::Status FrameEngineImpl::CheckReload(const Storage& storage) {
+  HF_ASSIGN_OR_RETURN(const uint64_t now, checksums_->Of(storage.destination, storage.bytes,
+                                                         storage.last_reload->OnDevice()));
+  if (now == storage.checksum) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(Describe(storage.key), " (", storage.bytes,
+                                          " bytes) came back from tier ", TierName(storage.tier),
+                                          " with other bytes than were put; stop this step"));
 }
 
 absl::Status FrameEngineImpl::AwaitArrival(const Storage& storage) {

@@ -5,12 +5,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "agent/engine/arena_slots.h"
+#include "agent/engine/checksum.h"
 #include "agent/engine/frame_engine.h"
 #include "agent/engine/lane.h"
 #include "agent/engine/prefetch_order.h"
@@ -25,9 +27,12 @@ namespace hyperframes {
 // may block for a copy (ComputeWait, Synchronize) and what takes long (checksums) runs without it.
 class FrameEngineImpl final : public FrameEngine {
  public:
-  FrameEngineImpl(Device* device, const FrameEngineOptions& options)
+  // `checksums`: null without verify.
+  FrameEngineImpl(Device* device, const FrameEngineOptions& options,
+                  std::unique_ptr<Checksums> checksums)
       : device_(device),
         options_(options),
+        checksums_(std::move(checksums)),
         exposed_before_(device->measured_exposed_wait()),
         stash_limit_(options.stash_limit),
         prefetch_limit_(options.prefetch_limit) {}
@@ -88,9 +93,12 @@ class FrameEngineImpl final : public FrameEngine {
   }
   // Waits until the last reload of `storage` is on this node. Unavailable names storage and lease.
   absl::Status AwaitArrival(const Storage& storage) HF_EXCLUDES(mutex_);
+  // Whether its reload has brought the bytes that were put. DataLoss names it.
+  absl::Status CheckReload(const Storage& storage) HF_EXCLUDES(mutex_);
 
   Device* const device_;
   const FrameEngineOptions options_;
+  const std::unique_ptr<Checksums> checksums_;
   const absl::Duration exposed_before_;  // What the device had measured when this engine began.
 
   mutable Mutex mutex_;

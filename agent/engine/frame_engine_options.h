@@ -28,8 +28,9 @@ struct FrameEngineOptions {
   Bytes stash_limit =
       64 * kMiB;  // Sources held while their copy-out runs, at most (or one storage).
   Bytes prefetch_limit =
-      64 * kMiB;        // Reloads started ahead of their consumer, at most (or one storage).
-  bool verify = false;  // Checksum at Put, compared at Wait: DataLoss names the storage.
+      64 * kMiB;  // Reloads started ahead of their consumer, at most (or one storage).
+  // Checksum at Put, compared at Wait: DataLoss names the storage. Both wait for the copies.
+  bool verify = false;
   ChaosOptions chaos;
   const Clock* clock = MonotonicClock();
 };

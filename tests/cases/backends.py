@@ -38,7 +38,8 @@ class RuleOnRealEngine(FakeBackend):
         self._peer = [d["uuid"] for d in devices if not d["is_host"]][:2][-1]
         self._host = next(d["uuid"] for d in devices if d["is_host"])
         self._gpu = devices[0]["uuid"]
-        self._verify = verify and not on_gpu  # Checksums are made by the processor.
+        # On GPUs a checksum waits for every copy, and hides what a missing wait would do.
+        self._verify = verify and not on_gpu
         self._chaos = chaos
         self.native: list[_native.NativeEngine] = []
 

@@ -76,14 +76,20 @@ def test_t27_a_cuda_graph_around_the_step_is_refused_by_name() -> None:
         train(inside, 1)  # And the next step without one works.
 
 
-def test_checksums_are_refused_by_name() -> None:
-    backend = RuleOnRealEngine(peer)
+@pytest.mark.parametrize("rule", [peer, mixed], ids=["peer", "mixed"])
+def test_checksums_of_every_reload_are_right_on_gpus_too(rule: Any) -> None:
+    plain = train(make_gpt(), 3)
+    backend = RuleOnRealEngine(rule)
     backend._verify = True
-    with (
-        pytest.raises(hf.Unimplemented, match="verify"),
-        framed(make_gpt(), peer, _with=backend),
-    ):
-        raise AssertionError("the processor cannot read a GPU's memory")
+    model = make_gpt()
+    with framed(model, rule, _with=backend) as inside:
+        assert_same(plain, train(inside, 3))
+
+
+def test_check_finds_nothing_in_a_model_that_trains_right() -> None:
+    ids, targets = batch(0)
+    report = hf.check(make_gpt(), ids, loss_fn=lambda out: loss_of(out, targets))
+    assert report.ok, report
 
 
 def moved_away(chaos: dict[str, Any] | None = None) -> tuple[FrameStore, Moved, torch.Tensor]:
