@@ -150,6 +150,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not measurements.steps:
         raise SystemExit(f"{args.checkpoints} is at step {args.steps} already: give more --steps")
     if world > 1:
+        # Gloo's threads may still hold tensors of the last gather. Letting go of one that Python
+        # knows too while Python ends would abort the process: they do it while this waits.
         dist.barrier()
         dist.destroy_process_group()
     steady = [record.seconds for record in measurements.steps[2:]] or [

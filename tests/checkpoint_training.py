@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hyperframes as hf
+from process_groups import leave_group
 
 ROOT = Path(__file__).resolve().parents[1]
 Losses = dict[int, str]  # Hexadecimal floats by micro-batch id.
@@ -208,8 +209,10 @@ def train(run: Run, rank: int, rendezvous: str) -> None:
             lines.write(json.dumps(value) + "\n")
 
         _loop(run, rank, write)
-    if run.world > 1:
-        dist.destroy_process_group()
+    if run.world > 1 and rendezvous:
+        dist.destroy_process_group()  # A forked rank ends without the end of Python.
+    elif run.world > 1:
+        leave_group()
 
 
 def alone(run: Run) -> Losses:

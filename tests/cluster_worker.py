@@ -23,6 +23,7 @@ from torch import nn
 
 import hyperframes as hf
 from cases.small_gpt import batch, gradients, loss_of, make_gpt
+from process_groups import leave_group
 
 
 class Talking(nn.Module):
@@ -106,8 +107,7 @@ def main() -> None:
     report["warnings"] = [str(warning.message) for warning in caught]
     Path(args.report.replace("{rank}", str(rank))).write_text(json.dumps(report))
     if world > 1:
-        dist.barrier()
-        dist.destroy_process_group()
+        leave_group()
 
 
 if __name__ == "__main__":

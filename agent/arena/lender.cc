@@ -1,10 +1,8 @@
 #include "agent/arena/lender.h"
 
-#include <fcntl.h>
 #include <glog/logging.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -18,12 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "agent/arena/descriptor_wire.h"
 #include "common/clock.h"
+#include "common/spawn.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {
 namespace {
-
-constexpr int kSocketThere = 3;
 
 // False: `timeout` has passed.
 bool WaitReadable(int socket, absl::Duration timeout) {
@@ -35,35 +32,6 @@ bool WaitReadable(int socket, absl::Duration timeout) {
     const int64_t wait_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(left) + 1, 1, 60000);
     if (poll(&watched, 1, static_cast<int>(wait_ms)) > 0) return true;
   }
-}
-
-absl::StatusOr<pid_t> Spawn(std::vector<std::string> words, int socket) {
-  words.push_back(absl::StrCat("--socket=", kSocketThere));
-  std::vector<char*> arguments;
-  arguments.reserve(words.size() + 1);
-  for (std::string& word : words) arguments.push_back(&word[0]);
-  arguments.push_back(nullptr);
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_init(&actions);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, socket, kSocketThere);
-  posix_spawn_file_actions_addclosefrom_np(&actions, kSocketThere + 1);
-  pid_t pid = 0;
-  const int error =
-      posix_spawn(&pid, arguments[0], &actions, &attributes, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error == 0) return pid;
-  return absl::NotFoundError(absl::StrCat("cannot start ", words[0], ": ", strerror(error)));
 }
 
 }  // namespace
@@ -83,10 +51,12 @@ absl::Status Lender::Start() {
     return absl::ResourceExhaustedError(absl::StrCat("no socket: ", strerror(errno)));
   }
   socket_.reset(ends[0]);
-  // Beyond the number that it gets there: a descriptor that is already 3 would stay close-on-exec.
-  UniqueFd theirs(fcntl(ends[1], F_DUPFD_CLOEXEC, kSocketThere + 1));
-  close(ends[1]);
-  absl::StatusOr<pid_t> started = Spawn(options_.command, theirs.get());
+  const UniqueFd theirs(ends[1]);
+  SpawnOptions spawn;
+  spawn.arguments = options_.command;
+  spawn.arguments.push_back(absl::StrCat("--socket=", kInheritedFd));
+  spawn.inherited = theirs.get();
+  absl::StatusOr<pid_t> started = Spawn(spawn);
   if (!started.ok()) {
     socket_.reset();
     return started.status();

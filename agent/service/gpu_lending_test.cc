@@ -5,7 +5,6 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -27,6 +26,7 @@
 #include "agent/device/cuda/cuda_machine.h"
 #include "agent/device/cuda/nvml.h"
 #include "common/random_id.h"
+#include "common/spawn.h"
 #include "hyperframes/v1/agent.grpc.pb.h"
 
 namespace hyperframes {
@@ -154,24 +154,18 @@ class Agent {
   explicit Agent(const std::string& directory) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) abort();
-    std::vector<std::string> words = {"agent/hfagent",
-                                      "--backend=cuda",
-                                      "--node=n",
-                                      "--coordinator=127.0.0.1:1",
-                                      "--listen-address=127.0.0.1:0",
-                                      "--http-address=127.0.0.1:0",
-                                      "--host-bytes=0",
-                                      "--probe-path=" + directory + "/probe",
-                                      "--run-directory=" + directory};
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(&word[0]);
-    arguments.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-    if (posix_spawn(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ) != 0)
-      abort();
-    posix_spawn_file_actions_destroy(&actions);
+    SpawnOptions spawn;
+    spawn.arguments = {"agent/hfagent",
+                       "--backend=cuda",
+                       "--node=n",
+                       "--coordinator=127.0.0.1:1",
+                       "--listen-address=127.0.0.1:0",
+                       "--http-address=127.0.0.1:0",
+                       "--host-bytes=0",
+                       "--probe-path=" + directory + "/probe",
+                       "--run-directory=" + directory};
+    spawn.output = ends[1];
+    pid_ = Spawn(spawn).value();
     close(ends[1]);
     char line[512] = "";
     const ssize_t got = read(ends[0], line, sizeof(line) - 1);

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/spawn.h"
 #include "common/status_macros.h"
 #include "common/unique_fd.h"
 
@@ -20,34 +20,6 @@ namespace hyperframes {
 namespace {
 
 constexpr size_t kPiece = 65536;
-
-absl::StatusOr<pid_t> Spawn(const BoundedCommand& command, int output) {
-  std::vector<std::string> words = command.arguments;
-  std::vector<char*> arguments;
-  arguments.reserve(words.size() + 1);
-  for (std::string& word : words) arguments.push_back(&word[0]);
-  arguments.push_back(nullptr);
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_init(&actions);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, output, 1);
-  posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-  pid_t pid = 0;
-  const int error =
-      posix_spawn(&pid, arguments[0], &actions, &attributes, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error == 0) return pid;
-  return absl::NotFoundError(absl::StrCat("cannot start ", words[0], ": ", strerror(error)));
-}
 
 // Reads to the end of the output. OK: it was closed.
 absl::Status Listen(const BoundedCommand& command, int from, std::string* output) {
@@ -91,7 +63,10 @@ absl::Status RunBounded(const BoundedCommand& command, std::string* output) {
   }
   const UniqueFd from(ends[0]);
   UniqueFd to(ends[1]);
-  HF_ASSIGN_OR_RETURN(const pid_t pid, Spawn(command, to.get()));
+  SpawnOptions spawn;
+  spawn.arguments = command.arguments;
+  spawn.output = to.get();
+  HF_ASSIGN_OR_RETURN(const pid_t pid, Spawn(spawn));
   to.reset();
   const absl::Status listened = Listen(command, from.get(), output);
   // Not yet collected, so the number is still its own.

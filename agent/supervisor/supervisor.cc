@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <glog/logging.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -16,6 +15,7 @@
 
 #include "agent/supervisor/record_file.h"
 #include "agent/supervisor/shim.h"
+#include "common/spawn.h"
 #include "common/status_macros.h"
 #include "common/unique_fd.h"
 
@@ -192,31 +192,13 @@ absl::StatusOr<WorkerInfo> Supervisor::Start(const WorkerSpec& spec) {
 // A session of its own, nothing of ours open, no signal blocked or ignored: whatever happens to
 // this agent does not reach it.
 absl::StatusOr<pid_t> Supervisor::SpawnShim(const std::string& directory) const {
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_init(&actions);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  const std::string log = directory + "/shim.log";
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-  std::string program = options_.shim_path;
-  std::string argument = directory;
-  char* arguments[] = {&program[0], &argument[0], nullptr};
-  pid_t pid = 0;
-  const int error = posix_spawn(&pid, program.c_str(), &actions, &attributes, arguments, environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error == 0) return pid;
-  return absl::UnavailableError("cannot start " + program + ": " + strerror(error));
+  SpawnOptions spawn;
+  spawn.arguments = {options_.shim_path, directory};
+  spawn.error_file = directory + "/shim.log";
+  spawn.group = SpawnGroup::kOwnSession;
+  const absl::StatusOr<pid_t> shim = Spawn(spawn);
+  if (shim.ok()) return shim;
+  return absl::UnavailableError(shim.status().message());
 }
 
 absl::StatusOr<WorkerInfo> Supervisor::Stop(const std::string& worker_id, absl::Duration grace,

@@ -4,7 +4,6 @@
 #include <glog/logging.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/spawn.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {
@@ -46,35 +46,20 @@ bool HasEnded(pid_t pid) { return waitpid(pid, nullptr, WNOHANG) == pid; }
 
 TransferChildren::~TransferChildren() = default;  // Closes the lifelines.
 
-absl::StatusOr<pid_t> TransferChildren::Spawn(std::vector<std::string> arguments, int inherited,
-                                              int output) {
-  arguments.insert(arguments.begin(), options_.program);
-  arguments.insert(arguments.end(), {"--backend", options_.backend, "--deadline",
-                                     absl::FormatDuration(options_.deadline)});
-  std::vector<char*> argv;
-  argv.reserve(arguments.size() + 1);
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  if (output >= 0) posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, inherited, 3);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  // A group of its own, so that what ends the agent's group leaves it alone; and the signals that
-  // the agent blocks are its own affair.
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
-  pid_t pid = -1;
-  const int failed = posix_spawn(&pid, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  if (failed == 0) return pid;
-  return absl::UnavailableError(absl::StrCat("cannot start ", options_.program, ": ",
-                                             std::strerror(failed), "; it belongs beside hfagent"));
+absl::StatusOr<pid_t> TransferChildren::Start(const std::vector<std::string>& arguments,
+                                              int inherited, int output) {
+  SpawnOptions spawn;
+  spawn.arguments = {options_.program};
+  spawn.arguments.insert(spawn.arguments.end(), arguments.begin(), arguments.end());
+  spawn.arguments.insert(spawn.arguments.end(), {"--backend", options_.backend, "--deadline",
+                                                 absl::FormatDuration(options_.deadline)});
+  spawn.inherited = inherited;
+  spawn.output = output;
+  spawn.group = SpawnGroup::kOwn;  // What ends the agent's group leaves it alone.
+  const absl::StatusOr<pid_t> started = Spawn(spawn);
+  if (started.ok()) return started;
+  return absl::UnavailableError(
+      absl::StrCat(started.status().message(), "; it belongs beside hfagent"));
 }
 
 absl::StatusOr<TransferChildren::Far> TransferChildren::StartFar(const std::string& device) {
@@ -88,7 +73,7 @@ absl::StatusOr<TransferChildren::Far> TransferChildren::StartFar(const std::stri
   Far far;
   far.lifeline.reset(life[1]);
   HF_ASSIGN_OR_RETURN(
-      far.pid, Spawn({"--gpu", device, "--agent-socket", options_.agent_socket, "--lifeline", "3"},
+      far.pid, Start({"--gpu", device, "--agent-socket", options_.agent_socket, "--lifeline", "3"},
                      theirs.get(), says.get()));
   says.reset();  // Or its end would never be read.
   theirs.reset();
@@ -137,7 +122,7 @@ absl::StatusOr<UniqueFd> TransferChildren::StartNear(const std::string& gpu) {
   }
   UniqueFd ours(ends[0]);
   const UniqueFd theirs(ends[1]);
-  HF_ASSIGN_OR_RETURN(const pid_t pid, Spawn({"--gpu", gpu, "--worker-descriptor", "3"},
+  HF_ASSIGN_OR_RETURN(const pid_t pid, Start({"--gpu", gpu, "--worker-descriptor", "3"},
                                              theirs.get(), /*output=*/-1));
   near_.insert(pid);
   return ours;

@@ -61,7 +61,7 @@ class TransferChildren {
     bool asked_for = false;  // Since the last Tick, whose list may be older than the lease.
   };
 
-  absl::StatusOr<pid_t> Spawn(std::vector<std::string> arguments, int inherited, int output);
+  absl::StatusOr<pid_t> Start(const std::vector<std::string>& arguments, int inherited, int output);
   absl::StatusOr<Far> StartFar(const std::string& device);
 
   const TransferChildrenOptions options_;

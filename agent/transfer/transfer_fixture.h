@@ -18,6 +18,7 @@
 #include "agent/arena/channel_fixture.h"
 #include "agent/device/host/host_device.h"
 #include "agent/transfer/transfer_channel.h"
+#include "common/spawn.h"
 #include "common/unique_fd.h"
 
 namespace hyperframes {
@@ -30,16 +31,11 @@ class TransferProcess {
     int out[2];
     EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
     arguments.insert(arguments.begin(), "agent/hftransfer");
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(out[1], STDOUT_FILENO);
-      if (inherited >= 0) dup2(inherited, 3);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
+    SpawnOptions spawn;
+    spawn.arguments = std::move(arguments);
+    spawn.output = out[1];
+    spawn.inherited = inherited;
+    pid_ = Spawn(spawn).value();
     close(out[1]);
     out_.reset(out[0]);
   }

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/random_id.h"
+#include "common/spawn.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {
@@ -35,19 +35,12 @@ absl::StatusOr<std::unique_ptr<ChildProgram>> ChildProgram::Start(
   std::unique_ptr<ChildProgram> program(new ChildProgram());
   program->output_.reset(ends[0]);
   const UniqueFd theirs(ends[1]);
-  std::vector<char*> argv;
-  argv.reserve(arguments.size() + 1);
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, theirs.get(), STDOUT_FILENO);
-  if (inherited >= 0) posix_spawn_file_actions_adddup2(&actions, inherited, 3);
-  const int failed = posix_spawn(&program->pid_, argv[0], &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (failed == 0) return program;
-  program->pid_ = -1;
-  return absl::InternalError(absl::StrCat("cannot start ", arguments[0]));
+  SpawnOptions spawn;
+  spawn.arguments = std::move(arguments);
+  spawn.output = theirs.get();
+  spawn.inherited = inherited;
+  HF_ASSIGN_OR_RETURN(program->pid_, Spawn(spawn));
+  return program;
 }
 
 ChildProgram::~ChildProgram() {

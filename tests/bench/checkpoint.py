@@ -164,6 +164,7 @@ def worker(args: argparse.Namespace) -> None:
                 }
                 print(json.dumps(row), flush=True)
     if args.ranks > 1:
+        # Or gloo's threads, letting go of the last gather's tensors while Python ends, abort it.
         dist.barrier()
         dist.destroy_process_group()
 

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +10,8 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "common/spawn.h"
+#include "common/status_macros.h"
 
 namespace hyperframes {
 namespace {
@@ -43,20 +44,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorProcess>> CoordinatorProcess::Start(
     return absl::InternalError(absl::StrCat("cannot make ", process->directory_));
   }
   process->stdout_fd_ = ends[0];
-  std::string arguments[] = {binary, "--listen-address=127.0.0.1:0", "--http-address=127.0.0.1:0",
-                             "--state-directory=" + process->directory_};
-  char* const argv[] = {arguments[0].data(), arguments[1].data(), arguments[2].data(),
-                        arguments[3].data(), nullptr};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  const int failed = posix_spawn(&process->pid_, binary.c_str(), &actions, nullptr, argv, environ);
-  posix_spawn_file_actions_destroy(&actions);
+  SpawnOptions spawn;
+  spawn.arguments = {binary, "--listen-address=127.0.0.1:0", "--http-address=127.0.0.1:0",
+                     "--state-directory=" + process->directory_};
+  spawn.output = ends[1];
+  const absl::StatusOr<pid_t> pid = Spawn(spawn);
   close(ends[1]);
-  if (failed != 0) {
-    process->pid_ = -1;
-    return absl::InternalError(absl::StrCat("cannot start ", binary));
-  }
+  HF_RETURN_IF_ERROR(pid.status());
+  process->pid_ = *pid;
   const std::string line = ReadLine(ends[0]);
   const std::string mark = "grpc=";
   const size_t at = line.find(mark);

@@ -33,6 +33,7 @@ from cases.small_gpt import (
     train,
 )
 from cases.test_compiled_blocks import WAYS, Counting
+from process_groups import leave_group
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,7 +44,7 @@ def group() -> Iterator[None]:
         kind, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
     )
     yield
-    dist.destroy_process_group()
+    leave_group()
 
 
 def by_block(model: GPT, **options: Any) -> GPT:

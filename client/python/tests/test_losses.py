@@ -247,6 +247,7 @@ hidden = sharded(batch(rank), None)  # The root is not resharded: its weight is 
 hf.chunked_cross_entropy(hidden, sharded.head.weight, batch(rank), chunk=7).backward()
 close(sharded.head.weight.grad.full_tensor(), expected.head.weight.grad)
 close(sharded.token.weight.grad.full_tensor(), expected.token.weight.grad)
+# Or gloo's threads, letting go of the last gather's tensors while Python ends, abort the process.
 dist.barrier()
 dist.destroy_process_group()
 """

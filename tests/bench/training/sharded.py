@@ -182,6 +182,8 @@ class Worker:
             if row["trains"]:
                 words = f"{row['tokens_per_s']:.0f} tokens/s, peak {row['peak_bytes'] / 1e9:.2f} GB"
             self._say(f"  {name} batch {batch} on {self._world} GPUs: {words}")
+            # No barrier behind this: the other ranks may be out of memory, or in the next batch. So
+            # gloo may abort this process while Python ends; its rows are written by then.
             if not row["trains"] or time.monotonic() > self._args.until:
                 return 0 if row["trains"] else _DOES_NOT_TRAIN
             batch += 1
