@@ -1,4 +1,4 @@
-#include "agent/supervisor/bounded_command.h"
+#include "common/bounded_command.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -37,7 +37,11 @@ absl::StatusOr<pid_t> Spawn(const BoundedCommand& command, int output) {
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &all);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  if (command.input >= 0) {
+    posix_spawn_file_actions_adddup2(&actions, command.input, 0);
+  } else {
+    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  }
   posix_spawn_file_actions_adddup2(&actions, output, 1);
   posix_spawn_file_actions_addclosefrom_np(&actions, 3);
   pid_t pid = 0;
