@@ -59,6 +59,7 @@ class Description {
 }  // namespace
 
 absl::StatusOr<pid_t> Spawn(const SpawnOptions& options) {
+  HF_ASSIGN_OR_RETURN(const UniqueFd input, MoveAway(options.input));
   HF_ASSIGN_OR_RETURN(const UniqueFd output, MoveAway(options.output));
   HF_ASSIGN_OR_RETURN(const UniqueFd inherited, MoveAway(options.inherited));
   Description child;
@@ -68,7 +69,11 @@ absl::StatusOr<pid_t> Spawn(const SpawnOptions& options) {
   posix_spawnattr_setsigmask(&child.attributes, &none);
   posix_spawnattr_setsigdefault(&child.attributes, &all);
   posix_spawnattr_setflags(&child.attributes, FlagsOf(options.group));
-  posix_spawn_file_actions_addopen(&child.actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  if (input.valid()) {
+    posix_spawn_file_actions_adddup2(&child.actions, input.get(), STDIN_FILENO);
+  } else {
+    posix_spawn_file_actions_addopen(&child.actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  }
   if (output.valid()) {
     posix_spawn_file_actions_adddup2(&child.actions, output.get(), STDOUT_FILENO);
   } else {

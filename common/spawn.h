@@ -22,6 +22,7 @@ enum class SpawnGroup {
 
 struct SpawnOptions {
   std::vector<std::string> arguments;  // The first is the program's path; PATH is not searched.
+  int input = -1;                      // Becomes its standard input; -1: /dev/null.
   int output = -1;                     // Becomes its standard output; -1: /dev/null.
   int inherited = -1;                  // Becomes its descriptor kInheritedFd; -1: none.
   std::string error_file;              // Made anew for its standard error; empty: the caller's own.
@@ -31,8 +32,8 @@ struct SpawnOptions {
 // The one descriptor beyond the standard three that the new process may have.
 constexpr int kInheritedFd = 3;
 
-// The new process, for the caller to collect; its standard input is /dev/null. The caller keeps
-// `output` and `inherited`, whatever their numbers and flags. NotFound: it cannot be started, the
+// The new process, for the caller to collect. The caller keeps the descriptors that it gives,
+// whatever their numbers and flags. NotFound: it cannot be started, the
 // message names program and reason; ResourceExhausted: no descriptor left.
 absl::StatusOr<pid_t> Spawn(const SpawnOptions& options);
 

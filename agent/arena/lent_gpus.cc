@@ -15,7 +15,7 @@
 #include "agent/arena/lender.h"
 #include "agent/device/cuda/nvml.h"
 #include "agent/device/host/host_machine.h"
-#include "agent/supervisor/bounded_command.h"
+#include "common/bounded_command.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/unique_fd.h"

@@ -10,9 +10,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "agent/supervisor/bounded_command.h"
 #include "agent/supervisor/process_identity.h"
 #include "agent/supervisor/record_file.h"
+#include "common/bounded_command.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {

@@ -11,7 +11,7 @@
 #include "agent/device/cuda/cuda_context.h"
 #include "agent/device/cuda/cuda_device.h"
 #include "agent/device/cuda/cuda_machine.h"
-#include "agent/transfer/nccl/nccl_library.h"
+#include "agent/device/nccl/nccl_library.h"
 #include "agent/transfer/two_nodes.h"
 #include "common/clock.h"
 #include "common/status_macros.h"

@@ -7,7 +7,7 @@
 #include "agent/device/cuda/cuda_context.h"
 #include "agent/device/cuda/cuda_device.h"
 #include "agent/device/cuda/cuda_machine.h"
-#include "agent/transfer/nccl/nccl_library.h"
+#include "agent/device/nccl/nccl_library.h"
 #include "agent/transfer/nccl/nccl_transport.h"
 #include "agent/transfer/nccl/transfer_backend.h"
 #include "common/status_macros.h"

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "agent/device/cuda/cuda_context.h"
-#include "agent/transfer/nccl/nccl_library.h"
+#include "agent/device/nccl/nccl_library.h"
 #include "agent/transfer/transport.h"
 #include "common/mutex.h"
 

@@ -1,8 +1,7 @@
-#include "agent/transfer/nccl/nccl_library.h"
+#include "agent/device/nccl/nccl_library.h"
 
 #include <cstdlib>
 
-#include "agent/transfer/nccl/transfer_backend.h"
 #include "gtest/gtest.h"
 
 namespace hyperframes {
@@ -41,16 +40,6 @@ TEST(NcclLibrary, OpensARealOne) {
   int version = 0;
   EXPECT_EQ((*library)->get_version(&version), kNcclSuccess);
   EXPECT_GE(version, 21400);
-}
-
-TEST(TransferBackend, RefusesWhatThereIsNot) {
-  TransferBackendOptions options;
-  options.backend = "quantum";
-  EXPECT_EQ(TransferBackend::Open(options).status().code(), absl::StatusCode::kInvalidArgument);
-  options.backend = "cuda";
-  options.gpu = "GPU-none";
-  const auto code = TransferBackend::Open(options).status().code();
-  EXPECT_TRUE(code == absl::StatusCode::kNotFound || code == absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace

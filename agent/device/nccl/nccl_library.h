@@ -1,7 +1,7 @@
 // NCCL, opened at run time: nothing here is linked, and no header of it is needed to build. One
 // table of the functions that this room uses, and one place that turns their codes into sentences.
-#ifndef HYPERFRAMES_AGENT_TRANSFER_NCCL_NCCL_LIBRARY_H_
-#define HYPERFRAMES_AGENT_TRANSFER_NCCL_NCCL_LIBRARY_H_
+#ifndef HYPERFRAMES_AGENT_DEVICE_NCCL_NCCL_LIBRARY_H_
+#define HYPERFRAMES_AGENT_DEVICE_NCCL_NCCL_LIBRARY_H_
 
 #include <cstddef>
 #include <memory>
@@ -62,4 +62,4 @@ struct NcclLibrary {
 
 }  // namespace hyperframes
 
-#endif  // HYPERFRAMES_AGENT_TRANSFER_NCCL_NCCL_LIBRARY_H_
+#endif  // HYPERFRAMES_AGENT_DEVICE_NCCL_NCCL_LIBRARY_H_

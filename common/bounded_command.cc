@@ -1,4 +1,4 @@
-#include "agent/supervisor/bounded_command.h"
+#include "common/bounded_command.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -65,6 +65,7 @@ absl::Status RunBounded(const BoundedCommand& command, std::string* output) {
   UniqueFd to(ends[1]);
   SpawnOptions spawn;
   spawn.arguments = command.arguments;
+  spawn.input = command.input;
   spawn.output = to.get();
   HF_ASSIGN_OR_RETURN(const pid_t pid, Spawn(spawn));
   to.reset();

@@ -1,7 +1,7 @@
 // Runs a program that answers on its standard output and ends, with a deadline and a limit on what
 // it may say. Nothing of the caller's but its environment and its standard error reaches it.
-#ifndef HYPERFRAMES_AGENT_SUPERVISOR_BOUNDED_COMMAND_H_
-#define HYPERFRAMES_AGENT_SUPERVISOR_BOUNDED_COMMAND_H_
+#ifndef HYPERFRAMES_COMMON_BOUNDED_COMMAND_H_
+#define HYPERFRAMES_COMMON_BOUNDED_COMMAND_H_
 
 #include <string>
 #include <vector>
@@ -15,7 +15,8 @@ struct BoundedCommand {
   std::vector<std::string> arguments;  // The first is the program's path.
   absl::Duration deadline = absl::Seconds(60);
   size_t most_output = 1 << 20;
-  int stop = -1;  // A descriptor: once readable, the program is killed. -1: none.
+  int stop = -1;   // A descriptor: once readable, the program is killed. -1: none.
+  int input = -1;  // A descriptor that becomes its standard input. -1: there is nothing to read.
 };
 
 // Blocks until the program has ended; the calling thread stays alive meanwhile. `output` is what it
@@ -26,4 +27,4 @@ absl::Status RunBounded(const BoundedCommand& command, std::string* output);
 
 }  // namespace hyperframes
 
-#endif  // HYPERFRAMES_AGENT_SUPERVISOR_BOUNDED_COMMAND_H_
+#endif  // HYPERFRAMES_COMMON_BOUNDED_COMMAND_H_

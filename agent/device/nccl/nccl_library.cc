@@ -1,4 +1,4 @@
-#include "agent/transfer/nccl/nccl_library.h"
+#include "agent/device/nccl/nccl_library.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
