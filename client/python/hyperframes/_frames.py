@@ -84,10 +84,13 @@ class View:
 class Kept:
     """A saved tensor that stays where it is. Detached: the tensor itself would be a cycle."""
 
-    __slots__ = ("tensor", "token", "version")
+    __slots__ = ("reader", "tensor", "token", "version")
 
-    def __init__(self, tensor: torch.Tensor, token: ForwardToken | None = None) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, token: ForwardToken | None = None, reader: str = ""
+    ) -> None:
         self.token = token
+        self.reader = reader  # The block that saved it.
         self.version = tensor._version
         self.tensor = tensor.detach()
 
@@ -104,30 +107,35 @@ class Entry:
     """A storage that was moved. Its slot is freed when the last Moved that needs it is gone."""
 
     __slots__ = (
-        "__weakref__", "handle", "held", "holds", "lock", "moved", "nbytes", "ordered",
-        "prefetched", "prefetched_stream", "reads", "reload", "shared", "store", "tier", "where",
+        "__weakref__", "anytime", "handle", "held", "lock", "nbytes", "ordered", "prefetched",
+        "prefetched_stream", "reload", "rounds", "store", "tier", "where", "written",
     )  # fmt: skip
 
     def __init__(
-        self, store: FrameStore, handle: int, nbytes: int, tier: int, where: str, shared: bool
+        self, store: FrameStore, handle: int, nbytes: int, tier: int, where: str, anytime: bool
     ) -> None:
         self.store = store
         self.handle = handle
         self.nbytes = nbytes
         self.tier = tier
         self.where = where  # "h.3 storage 4", for errors.
-        self.shared = shared
+        self.anytime = anytime  # Plans count it during all of backward.
         self.lock = threading.RLock()
         self.reload: weakref.ref[torch.UntypedStorage] | None = None
         self.prefetched: torch.UntypedStorage | None = None
         self.prefetched_stream = 0
         self.ordered: set[int] = set()  # Streams that run behind the reload in use.
-        self.moved = 0  # Tensors packed over it.
-        self.holds = True  # One block reads them all: between two blocks no plan counts it.
-        self.reads = 0
-        # The reload, while a backward has read some of those tensors and will read the others:
-        # without it each would have to be fetched again, and waited for.
+        # By the block that reads them: tensors packed over it, and how many of them were read.
+        self.rounds: dict[str, list[int]] = {}
+        # The reload, while a backward has read some of a block's tensors and will read the others:
+        # without it each would have to be fetched again, and waited for. Between two blocks no
+        # plan counts it, but for what it counts at any time.
         self.held: torch.UntypedStorage | None = None
+        self.written = False  # Compiled code has the reload, and may write to it.
+
+    def packed(self, reader: str) -> None:
+        """One more tensor of ``reader`` is over it."""
+        self.rounds.setdefault("" if self.anytime else reader, [0, 0])[0] += 1
 
     def is_reloaded(self) -> bool:
         """A reload buffer of it is alive or on its way."""
@@ -146,20 +154,38 @@ class Entry:
             # Held until consumed: the engine writes to it.
             self.prefetched, self.prefetched_stream = storage, stream
 
-    def acquire(self) -> torch.UntypedStorage:
-        """The bytes, on the computing device. Unpacks share one buffer while any view lives."""
+    def acquire(self, reader: str, compiled: bool) -> torch.UntypedStorage:
+        """The bytes, on the computing device, for a tensor that ``reader`` packed.
+
+        Tensors that are saved together are over one buffer, as they were in forward. What eager
+        code was given is shared as long as it lives. Compiled code may write to what only it has
+        (donated buffers) and return what it was given as gradients, which are added to in place;
+        so its buffer is nobody else's, nor its own once it has read all.
+        """
         with self.lock:
-            storage = self._acquire()
-            self.reads += 1
-            holds = self.shared and self.holds and self.reads % self.moved
-            self.held = storage if holds else None
+            storage = self._acquire(compiled)
+            self.written = compiled
+            of_round = self.rounds["" if self.anytime else reader]
+            of_round[1] += 1
+            self.held = storage if of_round[1] % of_round[0] else None
+            if self.held is not None and not self.anytime:
+                self.store.holding.add(self)
             return storage
 
-    def _acquire(self) -> torch.UntypedStorage:
+    def let_go(self) -> None:
+        """Another block's backward begins: what this one's has not read it may never read."""
+        with self.lock:
+            self.held = None
+            for of_round in self.rounds.values():
+                of_round[1] = 0
+
+    def _acquire(self, compiled: bool) -> torch.UntypedStorage:
         with self.lock:
             stream = current_stream(self.store.device)
-            alive = self.reload() if self.reload is not None else None
-            shares = alive is not None and self.shared
+            alive = self.held
+            if alive is None and not compiled and not self.written and self.reload is not None:
+                alive = self.reload()
+            shares = alive is not None
             if shares and stream in self.ordered:
                 assert alive is not None
                 return alive
@@ -204,14 +230,17 @@ class Entry:
 class Moved:
     """A saved tensor whose storage waits elsewhere."""
 
-    __slots__ = ("entry", "probe", "token", "type_name", "version", "view")
+    __slots__ = (
+        "compiled", "entry", "probe", "reader", "token", "type_name", "version", "view",
+    )  # fmt: skip
 
-    def __init__(self, tensor: torch.Tensor, entry: Entry, own: bool = True) -> None:
+    def __init__(self, tensor: torch.Tensor, entry: Entry, reader: str, compiled: bool) -> None:
         self.token: ForwardToken | None = None
         self.view = View(tensor)
         self.entry = entry
-        entry.moved += 1
-        entry.holds = entry.holds and own
+        self.reader = reader
+        self.compiled = compiled
+        entry.packed(reader)
         self.version = tensor._version
         self.probe = version_probe(tensor)
         self.type_name = tensor.type()
@@ -221,7 +250,8 @@ class Moved:
         if self.probe._version != self.version:
             raise modified_error(self.type_name, self.view.size, self.probe._version, self.version)
         store = self.entry.store
-        tensor = self.view.over(self.entry.acquire())
+        store.begin_reading(self.reader)
+        tensor = self.view.over(self.entry.acquire(self.reader, self.compiled))
         store.start_prefetches()
         return tensor
 
@@ -245,6 +275,8 @@ class FrameStore:
         self.sources: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
         self.failed_drops = 0
         self.held: dict[str, int] = {}  # As the last backward found it when it began.
+        self.holding: weakref.WeakSet[Entry] = weakref.WeakSet()
+        self._reader = ""
         self._watching = False
         self._entries: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
 
@@ -264,10 +296,16 @@ class FrameStore:
         tier: int,
         lender: str,
         preferred_offset: int,
-        shared: bool,
-        own: bool = True,
+        reader: str,
+        compiled: bool = False,
+        anytime: bool = False,
     ) -> Moved | None:
         """Starts the copy-out of the tensor's whole storage; None: it stays.
+
+        Args:
+            reader: the block that saves the tensor.
+            compiled: by compiled code.
+            anytime: plans count the storage during all of backward when it is moved.
 
         A storage that was changed in place since it was moved is moved again: its old bytes belong
         to the tensors saved before the change.
@@ -277,7 +315,7 @@ class FrameStore:
             entry = known[0]()
             # Other version counter, or another version of it: other bytes for all we know.
             if entry is not None and known[1]._version == known[2] == tensor._version:
-                return Moved(tensor, entry, own)
+                return Moved(tensor, entry, reader, compiled)
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         placed = self.engine.put(
@@ -290,13 +328,23 @@ class FrameStore:
         self.stash[placed.handle] = tensor.detach()
         self.live.add(placed.handle)
         where = f"{record.block} storage {record.ordinal} on {TIER_NAMES[placed.tier]} {lender}"
-        entry = Entry(self, placed.handle, nbytes, placed.tier, where.rstrip(), shared)
+        entry = Entry(self, placed.handle, nbytes, placed.tier, where.rstrip(), anytime)
         self._entries[placed.handle] = entry
         self.sources[placed.handle] = (weakref.ref(storage), nbytes, record.block)
-        moved = Moved(tensor, entry, own)
+        moved = Moved(tensor, entry, reader, compiled)
         record.entry = (weakref.ref(entry), moved.probe, moved.version)
         self.release_sources()
         return moved
+
+    def begin_reading(self, reader: str) -> None:
+        """The backward of block ``reader`` runs now (empty: nobody knows whose)."""
+        if reader and reader != self._reader:
+            self._reader = reader
+            while self.holding:
+                try:
+                    self.holding.pop().let_go()
+                except KeyError:  # The last one died meanwhile.
+                    break
 
     def release_sources(self, limit: int = -1) -> None:
         """Lets go of sources whose copy-out no longer needs them."""

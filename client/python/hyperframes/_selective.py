@@ -128,7 +128,7 @@ class Shelf(NamedTuple):
                 tier=choice.tier,
                 lender=choice.device,
                 preferred_offset=offset,
-                shared=True,
+                reader=block,
             )
         if moved is None:
             return Kept(tensor, self.token)

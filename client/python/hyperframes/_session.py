@@ -13,7 +13,7 @@ from torch import nn
 from . import _guard
 from ._arguments import as_sample, written_argument
 from ._backend import make_backend
-from ._blocks import Ledger, discover_blocks, stays_reason
+from ._blocks import REST, Ledger, discover_blocks, stays_reason
 from ._compiled import around_compiled, refuse_while_traced, replace_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
@@ -395,27 +395,24 @@ class Session:
                 self._counts["unplanned_storages"] += 1
                 self._counts["unplanned_bytes"] += nbytes
             return Kept(tensor, self._in_flight.token)
-        if reason or decision.tier == KEEP:
-            return Kept(tensor, self._in_flight.token)
-        moved = store.move(
-            tensor,
-            record,
-            micro_batch=self._micro_batch,
-            block_index=plan.index[record.block],
-            tier=decision.tier,
-            lender=decision.device,
-            preferred_offset=decision.preferred_offset,
-            shared=not self._in_compiled_block(),
-            own=record.block == self._ledger.current().key,
-        )
+        reader = self._ledger.current().key
+        moved = None
+        if not reason and decision.tier != KEEP:
+            moved = store.move(
+                tensor, record, micro_batch=self._micro_batch, tier=decision.tier,
+                block_index=plan.index[record.block], lender=decision.device,
+                preferred_offset=decision.preferred_offset, reader=reader,
+                compiled=self._in_compiled_block(), anytime=record.block == REST,
+            )  # fmt: skip
         if moved is None:
-            return Kept(tensor, self._in_flight.token)
+            return Kept(tensor, self._in_flight.token, reader)
         moved.token = self._in_flight.token
         return moved
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if self._store is not None:
             self._store.note_backward()
+            self._store.begin_reading(packed.reader)
         return packed.unpack()  # type: ignore[no-any-return]
 
     def _in_compiled_block(self) -> bool:
