@@ -3,6 +3,7 @@
 #define HYPERFRAMES_CLIENT_CLI_COMMANDS_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/cli/command.h"
@@ -13,6 +14,9 @@ namespace hyperframes {
 absl::StatusOr<int> RunNodes(CommandLine* line);
 absl::StatusOr<int> RunGpus(CommandLine* line);
 // doctor_command.cc
+// Whether this process was started by another one's RunDoctor, to measure collectives: then it does
+// not come back from it. No command for people.
+bool MeasuresCollectives(const std::vector<std::string>& arguments);
 absl::StatusOr<int> RunDoctor(CommandLine* line);
 // submit_command.cc
 absl::StatusOr<int> RunSubmit(CommandLine* line);

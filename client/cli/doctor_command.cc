@@ -1,12 +1,19 @@
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/commands.h"
 #include "client/cli/table.h"
+#include "client/doctor/collective_process.h"
 #include "client/doctor/examination.h"
 #include "client/doctor/judgement.h"
 #include "client/doctor/report.h"
@@ -16,10 +23,11 @@
 namespace hyperframes {
 namespace {
 
+constexpr const char* kMeasureCollectives = "measure-collectives";
 constexpr Table::Align kRight = Table::Align::kRight;
 
 std::string MeasuredText(const doctor::PathFacts& path) {
-  if (path.out_of_time) return "not measured";
+  if (path.out_of_time || path.untried) return "not measured";
   return path.status.ok() ? doctor::SpeedText(path.bytes_per_second) : "no way";
 }
 
@@ -77,13 +85,25 @@ void PrintDiagnosis(const doctor::Facts& facts, const doctor::Diagnosis& diagnos
 
 }  // namespace
 
+bool MeasuresCollectives(const std::vector<std::string>& arguments) {
+  if (arguments != std::vector<std::string>{kMeasureCollectives}) return false;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  doctor::MeasureCollectives(STDIN_FILENO, [](const std::string& line) {
+    fputs(line.c_str(), stdout);
+    fflush(stdout);
+  });
+  _exit(kExitOk);  // What NCCL and the driver may have left hanging is not waited for.
+}
+
 absl::StatusOr<int> RunDoctor(CommandLine* line) {
   std::string host_devices;
   line->config()->AddString(&host_devices, "host-devices",
                             "simulated GPUs to look at instead of real ones");
   HF_ASSIGN_OR_RETURN(const bool run, line->Parse(0, 0));
   if (!run) return kExitOk;
-  HF_ASSIGN_OR_RETURN(auto sources, doctor::SourcesHere(host_devices));
+  // This program once more: a collective that hangs holds its GPUs until its process ends.
+  HF_ASSIGN_OR_RETURN(auto sources,
+                      doctor::SourcesHere(host_devices, {"/proc/self/exe", kMeasureCollectives}));
   const doctor::Facts facts =
       doctor::Examine(std::move(sources), line->timeout(doctor::kUsualTime));
   const doctor::Diagnosis diagnosis = doctor::Judge(facts);

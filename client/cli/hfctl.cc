@@ -135,6 +135,7 @@ int Run(const std::string& name, std::vector<std::string> arguments) {
 }
 
 int Main(const std::vector<std::string>& arguments) {
+  if (MeasuresCollectives(arguments)) return kExitOk;
   const Typed typed = TakeApart(arguments);
   if (typed.words.empty()) {
     const std::string first = typed.rest.empty() ? "" : typed.rest[0];

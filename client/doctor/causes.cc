@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
@@ -15,16 +16,45 @@ using MaybeReason = absl::optional<Reason>;
 
 constexpr Bytes kEnoughToLock = kGiB;
 constexpr Bytes kEnoughRoom = kGiB;
+constexpr Bytes kEnoughSharedMemory = 256 * kMiB;  // Docker gives 64 MiB.
 
-// What a path leads through, as far as it is known.
-struct Ends {
-  const GpuFacts* from;
-  const GpuFacts* to;
-};
+// The GPUs that a path leads through, as far as they are known: of a collective all of them.
+using Ends = std::vector<const GpuFacts*>;
+
+bool IsCollective(const PathFacts& path) {
+  return path.kind == PathKind::kAllReduce || path.kind == PathKind::kSendReceive;
+}
 
 bool IsPeerPath(const PathFacts& path) {
-  return path.kind == PathKind::kPeer || path.kind == PathKind::kAllReduce ||
-         path.kind == PathKind::kSendReceive;
+  return path.kind == PathKind::kPeer || IsCollective(path);
+}
+
+Ends EndsOf(const PathFacts& path, const Facts& facts) {
+  Ends ends;
+  for (const GpuFacts& gpu : facts.gpus) {
+    const bool takes_part = IsCollective(path) && gpu.visible && !gpu.simulated;
+    if (takes_part || gpu.uuid == path.from || gpu.uuid == path.to) ends.push_back(&gpu);
+  }
+  return ends;
+}
+
+bool IsAmong(const std::string& uuid, const Ends& ends) {
+  return std::any_of(ends.begin(), ends.end(),
+                     [&uuid](const GpuFacts* gpu) { return gpu->uuid == uuid; });
+}
+
+MaybeReason WithoutNccl(const PathFacts& path) {
+  if (!IsCollective(path) || !path.untried) return absl::nullopt;
+  if (absl::IsNotFound(path.status)) {
+    return Reason{"NCCL (libnccl.so.2) is not to be found",
+                  "set HYPERFRAMES_NCCL_LIBRARY to the one that came with torch (nvidia/nccl/lib), "
+                  "or install libnccl2"};
+  }
+  if (absl::IsFailedPrecondition(path.status)) {
+    return Reason{"the NCCL that was found is too old",
+                  "install 2.14 or later, or name another by HYPERFRAMES_NCCL_LIBRARY"};
+  }
+  return absl::nullopt;
 }
 
 MaybeReason Simulated(const PathFacts& path) {
@@ -35,8 +65,8 @@ MaybeReason Simulated(const PathFacts& path) {
 
 MaybeReason Partitioned(const PathFacts& path, const Ends& ends) {
   if (!IsPeerPath(path)) return absl::nullopt;
-  for (const GpuFacts* gpu : {ends.from, ends.to}) {
-    if (gpu == nullptr || !gpu->mig) continue;
+  for (const GpuFacts* gpu : ends) {
+    if (!gpu->mig) continue;
     return Reason{
         absl::StrCat(ShortUuid(gpu->uuid), " is partitioned (MIG), and partitions reach no peer"),
         "turn MIG off on it (nvidia-smi -mig 0), or lend host memory alone"};
@@ -44,10 +74,13 @@ MaybeReason Partitioned(const PathFacts& path, const Ends& ends) {
   return absl::nullopt;
 }
 
-MaybeReason AccessRefused(const PathFacts& path, const Facts& facts) {
+MaybeReason AccessRefused(const PathFacts& path, const Ends& ends, const Facts& facts) {
   if (!IsPeerPath(path)) return absl::nullopt;
   for (const PeerAccessFacts& access : facts.peer_access) {
-    if (access.from != path.from || access.to != path.to || access.refusal.empty()) continue;
+    const bool on_the_way = IsCollective(path)
+                                ? IsAmong(access.from, ends) && IsAmong(access.to, ends)
+                                : access.from == path.from && access.to == path.to;
+    if (!on_the_way || access.refusal.empty()) continue;
     return Reason{absl::StrCat("peer access is off: ", access.refusal),
                   "see nvidia-smi topo -p2p r; switch off ACS or the IOMMU's translation for the "
                   "slots, or lend host memory alone"};
@@ -57,8 +90,7 @@ MaybeReason AccessRefused(const PathFacts& path, const Facts& facts) {
 
 MaybeReason FallenBack(const PathFacts& path, const Ends& ends) {
   if (path.link != "pcie") return absl::nullopt;
-  for (const GpuFacts* gpu : {ends.from, ends.to}) {
-    if (gpu == nullptr) continue;
+  for (const GpuFacts* gpu : ends) {
     if (HasFallenBack(*gpu)) {
       return Reason{absl::StrCat(ShortUuid(gpu->uuid), " runs on ", gpu->pcie_width, " of ",
                                  gpu->most_pcie_width, " PCIe lanes"),
@@ -75,7 +107,7 @@ MaybeReason FallenBack(const PathFacts& path, const Ends& ends) {
 }
 
 MaybeReason NotEnoughHostMemory(const PathFacts& path, const HostFacts& host) {
-  if (IsPeerPath(path) || path.status.ok()) return absl::nullopt;
+  if (path.kind == PathKind::kPeer || path.status.ok()) return absl::nullopt;
   if (IsLockingLimited(host)) {
     return Reason{absl::StrCat("this process may lock only ", FormatBytes(*host.memlock),
                                " of memory, and copies need it locked"),
@@ -90,8 +122,19 @@ MaybeReason NotEnoughHostMemory(const PathFacts& path, const HostFacts& host) {
   return absl::nullopt;
 }
 
+// NCCL's ranks meet in shared memory, also where they send over NVLink.
+MaybeReason LittleSharedMemory(const PathFacts& path, const HostFacts& host) {
+  if (!IsCollective(path) || path.status.ok()) return absl::nullopt;
+  if (host.shared_memory_bytes >= kEnoughSharedMemory) return absl::nullopt;
+  return Reason{absl::StrCat("/dev/shm holds only ", FormatBytes(host.shared_memory_bytes),
+                             ", where NCCL's ranks meet"),
+                "docker --shm-size=8g or --ipc=host; an emptyDir with medium Memory in a pod"};
+}
+
 MaybeReason Separated(const PathFacts& path, const HostFacts& host) {
-  const bool by_the_system = path.status.code() == absl::StatusCode::kFailedPrecondition ||
+  const bool collective_failed = IsCollective(path) && !path.status.ok();
+  const bool by_the_system = collective_failed ||
+                             path.status.code() == absl::StatusCode::kFailedPrecondition ||
                              path.status.code() == absl::StatusCode::kPermissionDenied;
   if (!by_the_system || !(host.own_pid_namespace || host.own_ipc_namespace)) return absl::nullopt;
   return Reason{absl::StrCat("this container has ", host.own_pid_namespace ? "a PID" : "an IPC",
@@ -100,8 +143,7 @@ MaybeReason Separated(const PathFacts& path, const HostFacts& host) {
 }
 
 MaybeReason Damaged(const Ends& ends) {
-  for (const GpuFacts* gpu : {ends.from, ends.to}) {
-    if (gpu == nullptr) continue;
+  for (const GpuFacts* gpu : ends) {
     const bool errors = gpu->uncorrected_errors.value_or(0) > 0;
     if (!errors && !gpu->row_remap_failed) continue;
     return Reason{
@@ -112,21 +154,33 @@ MaybeReason Damaged(const Ends& ends) {
 }
 
 MaybeReason Unequal(const PathFacts& path, const Ends& ends) {
-  if (!IsPeerPath(path) || ends.from == nullptr || ends.to == nullptr) return absl::nullopt;
-  if (ends.from->name != ends.to->name) {
-    return Reason{absl::StrCat("the GPUs are of different models (", ends.from->name, ", ",
-                               ends.to->name, "), which reach each other badly or not at all"),
+  if (!IsPeerPath(path) || ends.size() < 2) return absl::nullopt;
+  const GpuFacts& one = *ends.front();
+  for (const GpuFacts* other : ends) {
+    if (one.name == other->name) continue;
+    return Reason{absl::StrCat("the GPUs are of different models (", one.name, ", ", other->name,
+                               "), which reach each other badly or not at all"),
                   "let jobs borrow among equal GPUs only"};
   }
-  if (ends.from->nvlinks != ends.to->nvlinks) {
+  for (const GpuFacts* other : ends) {
+    if (one.nvlinks == other->nvlinks) continue;
     return Reason{
-        absl::StrCat("of their NVLinks ", ends.from->nvlinks, " and ", ends.to->nvlinks, " are up"),
+        absl::StrCat("of their NVLinks ", one.nvlinks, " and ", other->nvlinks, " are up"),
         "look at nvidia-smi nvlink -s and at the fabric manager"};
   }
   return absl::nullopt;
 }
 
 Reason Unexplained(const PathFacts& path) {
+  if (path.untried) {
+    return {std::string(path.status.message().substr(0, 200)),
+            "give it more time (--timeout 30s): then what is slow is told from what hangs"};
+  }
+  if (IsCollective(path) && !path.status.ok()) {
+    return {std::string(path.status.message().substr(0, 200)),
+            "run it with NCCL_DEBUG=INFO; switch off ACS or the IOMMU's translation for the GPUs' "
+            "slots; look at dmesg | grep -i xid"};
+  }
   if (!path.status.ok()) {
     return {std::string(path.status.message().substr(0, 200)),
             "look at dmesg | grep -i xid and at nvidia-smi"};
@@ -136,13 +190,6 @@ Reason Unexplained(const PathFacts& path) {
 }
 
 }  // namespace
-
-const GpuFacts* FindGpu(const Facts& facts, const std::string& uuid) {
-  for (const GpuFacts& gpu : facts.gpus) {
-    if (gpu.uuid == uuid) return &gpu;
-  }
-  return nullptr;
-}
 
 std::string ShortUuid(const std::string& uuid) {
   constexpr size_t kLength = 12;  // "GPU-" and eight digits.
@@ -164,20 +211,27 @@ Bytes RoomInContainer(const HostFacts& host) {
 }
 
 Reason LikelyReason(const PathFacts& path, const Facts& facts) {
-  const Ends ends = {FindGpu(facts, path.from), FindGpu(facts, path.to)};
+  const Ends ends = EndsOf(path, facts);
+  if (const MaybeReason missing = WithoutNccl(path)) return *missing;
   // From what makes the rest meaningless to what is only suspicious.
   const std::initializer_list<MaybeReason> candidates = {
       Simulated(path),
       Partitioned(path, ends),
-      AccessRefused(path, facts),
+      AccessRefused(path, ends, facts),
       NotEnoughHostMemory(path, facts.host),
+      LittleSharedMemory(path, facts.host),
       Separated(path, facts.host),
       FallenBack(path, ends),
       Damaged(ends),
       Unequal(path, ends),
   };
   for (const MaybeReason& reason : candidates) {
-    if (reason.has_value()) return *reason;
+    if (!reason.has_value()) continue;
+    if (!IsCollective(path) || path.status.ok()) return *reason;
+    // It may be something else: what was seen is not kept back.
+    const Reason seen = Unexplained(path);
+    return {absl::StrCat(seen.cause, ", perhaps because ", reason->cause),
+            path.untried ? absl::StrCat(reason->remedy, "; or ", seen.remedy) : reason->remedy};
   }
   return Unexplained(path);
 }

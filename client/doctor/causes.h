@@ -17,8 +17,6 @@ struct Reason {
 // Of a path that could not be measured, or that is far below its promise.
 Reason LikelyReason(const PathFacts& path, const Facts& facts);
 
-// Null when there is no such GPU (host memory is none).
-const GpuFacts* FindGpu(const Facts& facts, const std::string& uuid);
 // The part of a long UUID that tells the GPUs of a node apart.
 std::string ShortUuid(const std::string& uuid);
 bool HasFallenBack(const GpuFacts& gpu);  // Fewer PCIe lanes than its slot and it could have.

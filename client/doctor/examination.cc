@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "client/doctor/collective_facts.h"
 #include "client/doctor/host_facts.h"
 #include "client/doctor/nvml_facts.h"
 #include "client/doctor/path_facts.h"
@@ -43,11 +44,17 @@ void Ask(const std::vector<std::unique_ptr<FactSource>>& sources, absl::Time dea
 }  // namespace
 
 absl::StatusOr<std::vector<std::unique_ptr<FactSource>>> SourcesHere(
-    const std::string& host_devices) {
+    const std::string& host_devices, std::vector<std::string> collectives) {
   std::vector<std::unique_ptr<FactSource>> sources;
   sources.push_back(std::make_unique<HostFactSource>());
   if (host_devices.empty()) {
-    sources.push_back(std::make_unique<CudaPathSource>(MonotonicClock()));
+    const bool measures = !collectives.empty();
+    sources.push_back(std::make_unique<CudaPathSource>(
+        MonotonicClock(), measures ? kCollectivesTime : absl::ZeroDuration()));
+    if (measures) {
+      sources.push_back(
+          std::make_unique<CollectiveSource>(std::move(collectives), MonotonicClock()));
+    }
     sources.push_back(std::make_unique<NvmlFactSource>());
     return sources;
   }

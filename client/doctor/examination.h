@@ -17,10 +17,10 @@ constexpr absl::Duration kUsualTime = absl::Milliseconds(2800);
 
 // The sources for this machine: limits, then the simulated GPUs that `host_devices` describes (as
 // HYPERFRAMES_HOST_DEVICES does), or, when it is empty, the real ones. InvalidArgument: it cannot
-// be read. What measures collectives belongs behind CUDA's source: it adds paths of the kinds
-// kAllReduce and kSendReceive, which are judged already.
+// be read. `collectives` is the program that measures collectives, with its arguments (see
+// CollectiveSource); where it is empty they are not measured.
 absl::StatusOr<std::vector<std::unique_ptr<FactSource>>> SourcesHere(
-    const std::string& host_devices);
+    const std::string& host_devices, std::vector<std::string> collectives = {});
 
 // Asks the sources in their order; each is told to be done within `time`, all together. One that is
 // not back long after (`patience` more) is given up, and named in Facts::stuck: a thread then stays

@@ -32,6 +32,7 @@ struct PathFacts {
   double simulated_promise = 0;  // What a simulated link is said to promise; 0: nothing.
   absl::Status status;           // Why it could not be measured.
   bool out_of_time = false;      // It was not measured: no time, or no free memory.
+  bool untried = false;          // Nor was it tried, and status, which is no fault of it, says why.
 };
 
 struct GpuFacts {

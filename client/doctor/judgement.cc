@@ -23,7 +23,10 @@ absl::optional<Finding> JudgePath(const PathFacts& path, const Facts& facts) {
   if (promise.bytes_per_second > 0) {
     finding.promised = absl::StrCat(SpeedText(promise.bytes_per_second), " (", promise.by, ")");
   }
-  if (!path.status.ok()) {
+  if (path.untried) {
+    finding.severity = Severity::kWarning;
+    finding.measured = "not measured";
+  } else if (!path.status.ok()) {
     finding.severity = Severity::kBroken;
     finding.measured = "no way";
   } else {

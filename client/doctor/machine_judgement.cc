@@ -104,6 +104,12 @@ void JudgeModels(const Facts& facts, Findings* findings) {
                        "let jobs borrow among equal GPUs only"});
 }
 
+void JudgeCollectives(const Facts& facts, Findings* findings) {
+  if (!facts.driver_tried || !facts.driver.ok() || RealGpus(facts) != 1) return;
+  findings->push_back({Severity::kNote, "all-reduce, send/recv", "not applicable", "",
+                       "a collective needs two GPUs, and there is one", "nothing is missing"});
+}
+
 void JudgeMemory(const GpuFacts& gpu, Findings* findings) {
   if (gpu.row_remap_failed) {
     findings->push_back({Severity::kBroken, ShortUuid(gpu.uuid),
@@ -168,6 +174,7 @@ std::vector<Finding> JudgeMachine(const Facts& facts) {
   JudgeLimits(facts.host, RealGpus(facts) > 0, &findings);
   JudgeSeparation(facts.host, &findings);
   JudgeModels(facts, &findings);
+  JudgeCollectives(facts, &findings);
   for (const GpuFacts& gpu : facts.gpus) JudgeGpu(gpu, &findings);
   return findings;
 }

@@ -111,6 +111,7 @@ void CudaPathSource::Collect(absl::Time deadline, Facts* facts) {
   facts->driver = machine.status();
   facts->cuda_in_build = machine.status().code() != absl::StatusCode::kUnimplemented;
   if (!machine.ok()) return;
+  if ((*machine)->gpus().size() > 1) deadline -= leaves_;
   for (const Device* gpu : (*machine)->gpus()) facts->gpus.push_back(FactsOf(*gpu, false));
   const std::vector<Way> ways = WaysOf((*machine)->gpus(), (*machine)->host());
   std::set<const Device*> opened;

@@ -33,13 +33,16 @@ class SimulatedPathSource final : public FactSource {
 // all others. Opens the driver, and a context on each GPU (a third of a second).
 class CudaPathSource final : public FactSource {
  public:
-  explicit CudaPathSource(const Clock* clock) : clock_(clock) {}
+  // Where there are several, `leaves` so much of the time to sources behind it.
+  explicit CudaPathSource(const Clock* clock, absl::Duration leaves = absl::ZeroDuration())
+      : clock_(clock), leaves_(leaves) {}
 
   std::string name() const override { return "CUDA"; }
   void Collect(absl::Time deadline, Facts* facts) override;
 
  private:
   const Clock* const clock_;
+  const absl::Duration leaves_;
 };
 
 // What a simulated link from `gpu` promises; 0: nothing.

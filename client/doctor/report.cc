@@ -42,6 +42,7 @@ Json PathJson(const PathFacts& path, const Facts& facts) {
   if (path.out_of_time) {
     json["out_of_time"] = true;
   } else if (!path.status.ok()) {
+    if (path.untried) json["untried"] = true;
     json["error"] = std::string(path.status.message());
   } else {
     json["bytes_per_second"] = path.bytes_per_second;

@@ -65,7 +65,11 @@ absl::Status CheckLending(const CudaDriver& driver, CUdevice device,
   return absl::OkStatus();
 }
 
-bool IsMemfd(int descriptor) { return fcntl(descriptor, F_GET_SEALS) >= 0; }
+// Host memory that was lent can be sealed, which no other descriptor can.
+bool IsLentHostMemory(int descriptor) {
+  const int seals = fcntl(descriptor, F_GET_SEALS);
+  return seals >= 0 && seals != F_SEAL_SEAL;
+}
 
 }  // namespace
 
@@ -121,7 +125,8 @@ absl::StatusOr<std::unique_ptr<Memory>> CudaDevice::Map(int descriptor, Bytes by
     return events.status();
   }
   const std::shared_ptr<const CudaContext>& context = (*events)->shared_context();
-  if (IsMemfd(descriptor)) return PinnedMemory::Map(context, descriptor, bytes, numa_node_);
+  if (IsLentHostMemory(descriptor))
+    return PinnedMemory::Map(context, descriptor, bytes, numa_node_);
   return MappedMemory::Map(context, descriptor, bytes);
 }
 

@@ -57,6 +57,9 @@ absl::StatusOr<std::unique_ptr<NcclLibrary>> NcclLibrary::Open(const std::string
   HF_RETURN_IF_ERROR(Load(opened, "ncclCommAbort", &library->comm_abort));
   HF_RETURN_IF_ERROR(Load(opened, "ncclSend", &library->send));
   HF_RETURN_IF_ERROR(Load(opened, "ncclRecv", &library->recv));
+  HF_RETURN_IF_ERROR(Load(opened, "ncclAllReduce", &library->all_reduce));
+  HF_RETURN_IF_ERROR(Load(opened, "ncclGroupStart", &library->group_start));
+  HF_RETURN_IF_ERROR(Load(opened, "ncclGroupEnd", &library->group_end));
   HF_RETURN_IF_ERROR(Load(opened, "ncclGetErrorString", &library->get_error_string));
   HF_RETURN_IF_ERROR(Load(opened, "ncclGetLastError", &library->get_last_error));
   return library;

@@ -1,5 +1,6 @@
-// NCCL, opened at run time: nothing here is linked, and no header of it is needed to build. One
-// table of the functions that this room uses, and one place that turns their codes into sentences.
+// Room: agent/device/nccl. NCCL, opened at run time: nothing here is linked, and no header of it is
+// needed to build. One table of the functions that this project uses, and one place that turns
+// their codes into sentences. It must not know leases, transfers or who asks.
 #ifndef HYPERFRAMES_AGENT_DEVICE_NCCL_NCCL_LIBRARY_H_
 #define HYPERFRAMES_AGENT_DEVICE_NCCL_NCCL_LIBRARY_H_
 
@@ -17,9 +18,11 @@ using NcclResult = int;
 constexpr NcclResult kNcclSuccess = 0;
 constexpr NcclResult kNcclRemoteError = 6;
 constexpr NcclResult kNcclInProgress = 7;
-constexpr int kNcclBytes = 0;  // ncclInt8.
-struct NcclComm;               // ncclComm_t is a pointer to it.
-struct NcclStream;             // cudaStream_t, a pointer too.
+constexpr int kNcclBytes = 0;    // ncclInt8.
+constexpr int kNcclFloat32 = 7;  // ncclFloat32.
+constexpr int kNcclSum = 0;      // ncclSum.
+struct NcclComm;                 // ncclComm_t is a pointer to it.
+struct NcclStream;               // cudaStream_t, a pointer too.
 
 struct NcclId {  // ncclUniqueId
   char internal[128];
@@ -45,6 +48,10 @@ struct NcclLibrary {
                      NcclStream* stream) = nullptr;
   NcclResult (*recv)(void* to, size_t count, int type, int peer, NcclComm* comm,
                      NcclStream* stream) = nullptr;
+  NcclResult (*all_reduce)(const void* from, void* to, size_t count, int type, int operation,
+                           NcclComm* comm, NcclStream* stream) = nullptr;
+  NcclResult (*group_start)() = nullptr;
+  NcclResult (*group_end)() = nullptr;
   const char* (*get_error_string)(NcclResult result) = nullptr;
   const char* (*get_last_error)(NcclComm* comm) = nullptr;
 

@@ -106,9 +106,12 @@ CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute, CUdevice, CU
   return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice) {
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   LogContext("cuDevicePrimaryCtxRetain");
-  return CUDA_ERROR_NOT_SUPPORTED;
+  if (!FakeGpusAre("contexts")) return CUDA_ERROR_NOT_SUPPORTED;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  *context = reinterpret_cast<CUcontext>(static_cast<intptr_t>(device) + 1);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAllocationGranularity(size_t* granule, const CUmemAllocationProp*,
@@ -165,6 +168,12 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
   properties->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties->location.id = FakeGpuCount() - 1 - found->second.index;
   return CUDA_SUCCESS;
+}
+
+int hf_fake_descriptor(CUmemGenericAllocationHandle handle) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = Allocations().find(handle);
+  return found == Allocations().end() ? -1 : found->second.descriptor;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,12 @@ void ForEachEntry(const std::string& folder, Visit visit) {
 }
 
 }  // namespace
+
+long long FakeNow() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
 
 int FakeGpuCount() { return std::min(atoi(Described().c_str()), kMostFakeGpus); }
 
