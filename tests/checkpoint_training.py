@@ -50,12 +50,13 @@ class Run:
     width: int = 16
     kill_at: tuple[int, int] | None = None  # Rank, and micro-batch after whose backward it dies.
     step_every_micro_batch: bool = False
-    pause_s: float = 0.0  # In every step.
+    pause_s: float = 0.0  # In every step: real time, for limits that are counted in it.
+    hold: str = ""  # A file: no rank begins its second step before it is there.
     continue_after_failure: bool = False
     committer: Any = None
     environment: dict[str, str] = field(default_factory=dict)
     file_limits: dict[int, int] = field(default_factory=dict)  # Bytes by rank, until a failure.
-    slow_save_s: float = 0.0  # What copying the state takes.
+    slow_save_s: float = 0.0  # What copying the state takes, of a grace in real time.
 
 
 class Shuffled:
@@ -157,7 +158,9 @@ def _loop(run: Run, rank: int, write: Callable[[dict[str, Any]], Any]) -> None:
             model = stack.enter_context(
                 hf.hyperframes(model, sample_input=torch.zeros(4, 8), activation_budget=run.budget)
             )
-        for _ in range(start, run.steps):
+        for step in range(start, run.steps):
+            while run.hold and step == start + 1 and not Path(run.hold).exists():
+                time.sleep(0.01)
             for index in range(2):
                 number = checkpoints.micro_batches
                 loss = model(loader.next()) * (1 + random.random())

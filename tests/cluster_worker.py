@@ -3,7 +3,7 @@
     python cluster_worker.py --lengths 64,64,96 --report /tmp/report-{rank}.json
 
 What follows `--rank1-lengths` is rank 1's instead. `--talks` puts a collective into the middle
-block. `--pause` sleeps after each step, so that somebody can look.
+block. `--hold FILE` waits for that file after half of the steps, so that somebody can look.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ def digest(model: nn.Module, loss: torch.Tensor) -> str:
     return seen.hexdigest()
 
 
+def hold(until: Path | None) -> None:
+    """Until that file is there, or nobody has made it for a minute."""
+    deadline = time.monotonic() + 60
+    while until is not None and not until.exists():
+        assert time.monotonic() < deadline, f"{until} was not made"
+        time.sleep(0.02)
+
+
 def run(args: argparse.Namespace, rank: int) -> dict[str, Any]:
     lengths = [int(word) for word in (args.rank1_lengths or args.lengths).split(",")]
     if rank == 0:
@@ -77,7 +85,8 @@ def run(args: argparse.Namespace, rank: int) -> dict[str, Any]:
             moved.append(int(plan.rank["peer_bytes"]) if plan is not None else 0)
             optimizer.step()
             print(f"step {step + 1}/{len(lengths)}", flush=True)
-            time.sleep(args.pause)
+            if 2 * (step + 1) == len(lengths):
+                hold(args.hold)
         stats = hf.stats(inside)
     return {
         "digests": digests,
@@ -95,7 +104,7 @@ def main() -> None:
     parser.add_argument("--activation-budget")
     parser.add_argument("--forbid", action="append", default=[])
     parser.add_argument("--talks", action="store_true")
-    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--hold", type=Path)
     parser.add_argument("--report", required=True)
     args = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

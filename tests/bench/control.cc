@@ -96,7 +96,7 @@ class BeatingNodes {
         context.set_deadline(absl::ToChronoTime(absl::Now() + kCallDeadline));
         v1::HeartbeatResponse response;
         if (!stub_->Heartbeat(&context, request, &response).ok() || !response.known()) ++failed_;
-        absl::SleepFor(absl::Seconds(1) / count_);
+        absl::SleepFor(absl::Seconds(1) / count_);  // A real wait: one beat a second and node.
       }
     }
   }

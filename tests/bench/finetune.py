@@ -19,7 +19,6 @@ import faulthandler
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,13 @@ import hyperframes as hf
 from bench.training import longest
 from bench.training import modes as all_modes
 from bench.training.article import run_article
+from bench.training.bouts import add_flags, plan_of, read_flags, rows_by_bout
 from bench.training.ceiling import measure_ceiling
 from bench.training.jobs import Together, combine, run_jobs
 from bench.training.lender import measure_lender
-from bench.training.measure import Meter, Plan, measure, row_of, summary
+from bench.training.measure import Meter, Plan, summary
 from bench.training.ratios import Rows, look, mode_ratios
-from bench.training.report import lengths_of, merge, word_of
+from bench.training.report import merge, word_of
 from bench.training.workload import FineTune, pinned_attention
 from hyperframes import _native
 
@@ -77,7 +77,7 @@ def make_modes(args: argparse.Namespace, workload: FineTune) -> all_modes.Modes:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    plan = Plan(args.rounds, args.steps, args.warm, args.patience, repeat_proof=not args.once)
+    plan = plan_of(args)
     if args.together:
         plan.together = Together(args.together, args.patience)
     return plan
@@ -87,20 +87,8 @@ def run_length(args: argparse.Namespace, workload: FineTune, length: int) -> Non
     """All modes at one length; rows are written after every bout."""
     torch._dynamo.reset()
     workload.set_length(length)
-    meter = Meter(workload, args.device, warms=args.warm > 0)
-    modes = make_modes(args, workload)
-    plan = make_plan(args)
-    for names in modes.bouts(args.modes):
-        say(f"length {word_of(length)}: {', '.join(names)}")
-        measured = measure(
-            [modes.make(name) for name in names], meter, plan, say=say,
-            keep_going=lambda: time.monotonic() < args.until,
-        )  # fmt: skip
-        modes.note_checkpoint_peaks(measured)
-        rows = []
-        for one in measured:
-            row = {"part": "modes", "length": length, **row_of(one, measured, workload.tokens)}
-            rows.append(row)
+    modes, plan = make_modes(args, workload), make_plan(args)
+    for rows in rows_by_bout(args, workload, length, modes=modes, plan=plan, say=say):
         add_ceiling(args, workload, rows)
         for row in rows:
             say(summary(row))
@@ -150,17 +138,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     flag = parser.add_argument
     flag("--part", default="modes", choices=["modes", "longest", "jobs", "lender", "article"])
-    flag("--lengths", default="", help="such as 8k,32k, the default of the part modes")
-    flag("--modes", default="", help="names, in the order of their turns; default: all")
-    flag("--rounds", type=int, default=3)
-    flag("--steps", type=int, default=3, help="timed steps of each turn")
-    flag("--warm", type=int, default=1, help="steps before them")
-    flag("--tries", type=int, default=2, help="budgets tried until the peak is at its limit")
-    flag("--peer-factor", type=float, default=1.05, help="of checkpointing's peak")
-    flag("--host-factor", type=float, default=1.10)
-    flag("--patience", type=float, default=120.0, help="seconds for a mode's proof, or one turn")
-    flag("--seconds", type=float, default=450.0, help="no new round after that")
-    flag("--once", action="store_true", help="do not prove that the reference repeats itself")
+    add_flags(parser)
     flag("--layers", type=int, default=16)
     flag("--hidden", type=int, default=4096)
     flag("--heads", type=int, default=32)
@@ -169,25 +147,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--jobs", type=int, default=0, help="at once; default: as many as GPUs")
     flag("--together", default="", help=argparse.SUPPRESS)
     flag("--compile-backend", default="inductor")
-    flag("--tiny", action="store_true", help="a few seconds on a processor, simulated GPUs")
     flag("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "finetune.json")
-    args = parser.parse_args(words)
-    args.device = torch.device("cpu" if args.tiny else "cuda")
-    args.dtype = torch.float32 if args.tiny else torch.bfloat16
+    args = read_flags(parser, words, all_modes.Modes.NAMES)
     if args.tiny:
-        os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
-        torch.set_num_threads(1)
         args.layers, args.hidden, args.heads = 3, 64, 4
         args.compile_backend = "aot_eager"
-    if not args.tiny:
-        args.device = torch.device("cuda", 0)
     args.cap = _native.parse_bytes(args.cap)
-    args.lengths = lengths_of(args.lengths) if args.lengths else []
-    args.modes = args.modes.split(",") if args.modes else []
-    unknown = sorted(set(args.modes) - set(all_modes.Modes.NAMES))
-    if unknown:
-        parser.error(f"no mode {', '.join(unknown)}; there are {', '.join(all_modes.Modes.NAMES)}")
-    args.until = time.monotonic() + args.seconds
     return args
 
 

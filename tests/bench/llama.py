@@ -17,7 +17,6 @@ import faulthandler
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Repeatable kernels for the proofs.
@@ -27,17 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"
 import torch
 
 from bench.training import sharded
+from bench.training.bouts import add_flags, plan_of, read_flags, rows_by_bout
 from bench.training.llama import SHAPE_8B, SHAPE_TINY, LlamaTuning, make_llama
-from bench.training.measure import Meter, Plan, measure, row_of, summary
+from bench.training.measure import summary
 from bench.training.modes import Modes
 from bench.training.ratios import Rows, mode_ratios
-from bench.training.report import lengths_of, merge, word_of
+from bench.training.report import merge, word_of
 from bench.training.workload import pinned_attention
 from hyperframes import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = ("part", "length", "mode", "batch")
 NAMES = ("nothing", "checkpoint", "peer", "peer_only", "host", "auto")
+DEFAULT = "nothing,checkpoint,peer,host,auto"
 
 
 def say(text: str) -> None:
@@ -52,23 +53,13 @@ def ratios(rows: Rows) -> dict[str, float]:
 def run_length(args: argparse.Namespace, workload: LlamaTuning, length: int) -> None:
     """All modes at one length; rows are written after every bout."""
     workload.set_length(length)
-    meter = Meter(workload, args.device, warms=args.warm > 0)
     modes = Modes(
         workload, args.device, tries=args.tries, peer_factor=args.peer_factor,
         host_factor=args.host_factor,
     )  # fmt: skip
-    plan = Plan(args.rounds, args.steps, args.warm, args.patience, repeat_proof=not args.once)
-    for names in modes.bouts(args.modes):
-        say(f"length {word_of(length)}: {', '.join(names)}")
-        measured = measure(
-            [modes.make(name) for name in names], meter, plan, say=say,
-            keep_going=lambda: time.monotonic() < args.until,
-        )  # fmt: skip
-        modes.note_checkpoint_peaks(measured)
-        rows = []
-        for one in measured:
-            row = {"part": "modes", "length": length, **row_of(one, measured, workload.tokens)}
-            rows.append(row)
+    plan = plan_of(args)
+    for rows in rows_by_bout(args, workload, length, modes=modes, plan=plan, say=say):
+        for row in rows:
             say(summary(row))
         write(args, rows)
 
@@ -103,17 +94,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     flag = parser.add_argument
     flag("--part", default="modes", choices=["modes", "fsdp2", "fsdp2-worker"])
-    flag("--lengths", default="", help="such as 8k,32k, the default of the part modes")
-    flag("--modes", default="", help="default: nothing,checkpoint,peer,host,auto")
-    flag("--rounds", type=int, default=3)
-    flag("--steps", type=int, default=3, help="timed steps of each turn")
-    flag("--warm", type=int, default=1, help="steps before them")
-    flag("--tries", type=int, default=2, help="budgets tried until the peak is at its limit")
-    flag("--peer-factor", type=float, default=1.05, help="of checkpointing's peak")
-    flag("--host-factor", type=float, default=1.10)
-    flag("--patience", type=float, default=120.0, help="seconds for a mode's proof, or one turn")
-    flag("--seconds", type=float, default=450.0, help="no new round after that")
-    flag("--once", action="store_true", help="do not prove that the reference repeats itself")
+    add_flags(parser, default_modes=DEFAULT)
     flag("--layers", type=int, default=0, help="instead of the model's own number")
     flag("--chunk", type=int, default=0, help="tokens of the loss; 0: the default")
     flag("--lora", action="store_true", help="adapters only in the part fsdp2, too")
@@ -121,23 +102,11 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--cap", default="0", help="of memory per GPU in the part fsdp2; 0: all of it")
     flag("--batch", type=int, default=0, help=argparse.SUPPRESS)
     flag("--rows", default="", help=argparse.SUPPRESS)
-    flag("--tiny", action="store_true", help="a few seconds on a processor, simulated GPUs")
     flag("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "llama.json")
-    args = parser.parse_args(words)
-    args.device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
-    args.dtype = torch.float32 if args.tiny else torch.bfloat16
+    args = read_flags(parser, words, NAMES)
     args.shape = dict(SHAPE_TINY if args.tiny else SHAPE_8B)
     if args.layers:
         args.shape["num_hidden_layers"] = args.layers
-    if args.tiny:
-        os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
-        torch.set_num_threads(1)
-    args.lengths = lengths_of(args.lengths) if args.lengths else []
-    args.modes = args.modes.split(",") if args.modes else []
-    unknown = sorted(set(args.modes) - set(NAMES))
-    if unknown:
-        parser.error(f"no mode {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    args.until = time.monotonic() + args.seconds
     return args
 
 
@@ -159,7 +128,7 @@ def main() -> int:
         workload = LlamaTuning(
             trunk, args.device, args.shape["vocab_size"], chunk=args.chunk or None
         )  # fmt: skip
-        args.modes = args.modes or ["nothing", "checkpoint", "peer", "host", "auto"]
+        args.modes = args.modes or DEFAULT.split(",")
         for length in args.lengths or [8192, 32768]:
             run_length(args, workload, length)
     return 0

@@ -128,7 +128,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 def test_a_step_that_takes_too_long_is_interrupted() -> None:
     with pytest.raises(OutOfTimeError, match="sleeper: more than"), time_limit(0.05, "sleeper"):
-        time.sleep(60)
+        time.sleep(60)  # Stands for a step that hangs; the limit ends it.
 
 
 def test_the_ceiling_counts_what_copies_take_from_compute() -> None:

@@ -182,7 +182,8 @@ def test_a_worker_whose_coordinator_is_not_there_says_so_and_ends_with_3(tmp_pat
 def test_counters_are_live_and_the_peak_stays_when_the_job_has_ended(
     shared_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    arguments = ("--lengths", ",".join(["64"] * 12), "--pause", "0.25")
+    looked = tmp_path / "looked"
+    arguments = ("--lengths", ",".join(["64"] * 12), "--hold", str(looked))
     job_id = shared_cluster.submit(worker_job(tmp_path / "r-{rank}.json", *arguments))
 
     def trains() -> bool:
@@ -196,6 +197,7 @@ def test_counters_are_live_and_the_peak_stays_when_the_job_has_ended(
         [str(binary("client/cli:hfctl")), "--coordinator", shared_cluster.address, "top", "--once"],
         capture_output=True, text=True, timeout=10, check=True,
     )  # fmt: skip
+    looked.touch()
     line = next(line for line in top.stdout.splitlines() if job_id in line)
     assert "activations 0B" not in line and "steps 0" not in line, line
     job = shared_cluster.wait_job(job_id, 30)

@@ -52,7 +52,7 @@ def committed(cluster: LocalCluster, directory: Path) -> list[dict[str, Any]]:
     return list(cluster.client.call("ListCheckpoints", request).get("checkpoints", ()))
 
 
-# As 45 s of saving in a grace of 60 s.
+# As 45 s of saving in a grace of 60 s. Real waits: agent and ranks count in clocks of their own.
 GRACE_S, SAVING_S = 12, 4.5
 
 
@@ -78,7 +78,7 @@ def test_a_job_whose_rank_is_killed_restarts_and_its_losses_are_those_of_an_undi
     decided_by: str, one_node: LocalCluster, tmp_path: Path
 ) -> None:
     undisturbed = alone(Run(str(tmp_path / "uc"), str(tmp_path / "ur"), steps=6, every=0))
-    spec = job(decided_by, tmp_path, "--die-at", "9", "--pause", "0.1", ranks=1, max_restarts=1)
+    spec = job(decided_by, tmp_path, "--die-at", "9", ranks=1, max_restarts=1)
     job_id = one_node.submit(spec)
     ended = one_node.wait_job(job_id, 90)
     assert ended["state"] == "JOB_STATE_SUCCEEDED", (ended, one_node.whole_log(job_id, 0))

@@ -76,8 +76,7 @@ def test_c15_a_rank_that_cannot_write_is_named_on_all_and_the_next_save_works(
     asynchronous: bool, tmp_path: Path, undisturbed: list[Losses]
 ) -> None:
     run = make(
-        tmp_path, asynchronous=asynchronous, file_limits={1: 12_000}, continue_after_failure=True,
-        pause_s=0.05,
+        tmp_path, asynchronous=asynchronous, file_limits={1: 12_000}, continue_after_failure=True
     )  # fmt: skip
     assert launch(run) == [0, 0], output(run)
     for rank in range(2):
@@ -111,18 +110,19 @@ def test_another_world_size_is_refused_with_both_and_loads_when_told_to(tmp_path
 def test_sigterm_on_one_rank_makes_all_save_at_the_same_step_and_the_run_goes_on(
     tmp_path: Path, undisturbed: list[Losses]
 ) -> None:
-    run = make(tmp_path, every=0, pause_s=0.2)
+    signalled = tmp_path / "signalled"
+    run = make(tmp_path, every=0, hold=str(signalled))
     ranks = start(run)
     deadline = time.monotonic() + 60
     while not [line for line in lines(run, 1) if "id" in line] and time.monotonic() < deadline:
         time.sleep(0.02)
     assert ranks[1].pid is not None
     os.kill(ranks[1].pid, signal.SIGTERM)
+    signalled.touch()
     assert finish(ranks) == [0, 0], output(run)
     assert all({"stopped": True} in lines(run, rank) for rank in range(2))
     (folder,) = [name for name in names(run) if name.startswith("step-")]
     assert 1 <= int(folder[5:]) < STEPS
-    run.pause_s = 0
     assert launch(run) == [0, 0], output(run)
     assert [losses(run, rank) for rank in range(2)] == undisturbed
 

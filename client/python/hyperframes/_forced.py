@@ -67,6 +67,9 @@ class ForcedBackend:
         self, backend: Backend, features: Set[str], blocks: Set[str] | None, arrangement: str
     ) -> None:
         self._backend = backend
+        self.gpu = backend.gpu
+        self.describe = backend.describe
+        self.close = backend.close
         self._features = features
         self._blocks = blocks
         self._arrangement = arrangement
@@ -76,13 +79,6 @@ class ForcedBackend:
             for feature, tier in ((PEER, "TIER_PEER"), (HOST, "TIER_HOST"))
             if feature in features and feature in lenders
         ]
-
-    @property
-    def gpu(self) -> str:
-        return self._backend.gpu
-
-    def describe(self) -> dict[str, Any]:
-        return self._backend.describe()
 
     def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         needs: dict[tuple[str, str], int] = {}
@@ -136,9 +132,6 @@ class ForcedBackend:
         return LimitedEngine(
             engine, prefetch=PREFETCH in self._features, at_once=self._arrangement == MOVE_AT_ONCE
         )
-
-    def close(self) -> None:
-        self._backend.close()
 
 
 def forced_selective(backend: Backend, tier: str, blocks: Set[str] | None = None) -> ForcedBackend:

@@ -89,13 +89,20 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any], sign: int = 1) -
 
 
 class ObservedEngine:
-    """An engine whose calls are noted."""
+    """An engine whose calls are noted. Those that are not are the engine's own."""
 
     def __init__(self, engine: Engine, recorder: Recorder) -> None:
         self._engine = engine
         self._recorder = recorder
         self._keys: dict[int, tuple[int, int]] = {}
         self._closed = False
+        self.fetch = engine.fetch
+        self.set_limits = engine.set_limits
+        self.quiesce = engine.quiesce
+        self.stats = engine.stats
+        self.report = engine.report
+        self.report_micro_batches = engine.report_micro_batches
+        self.take_revocation = engine.take_revocation
         recorder.opened(engine)
 
     def put(
@@ -127,9 +134,6 @@ class ObservedEngine:
     def take_releasable(self, limit: int, stream: int) -> list[int]:
         return self._engine.take_releasable(limit, stream)
 
-    def fetch(self, handle: int, destination: int, is_prefetch: bool, stream: int) -> None:
-        self._engine.fetch(handle, destination, is_prefetch, stream)
-
     def wait(self, handle: int, stream: int) -> None:
         recorder = self._recorder
         start = recorder.clock()
@@ -145,33 +149,6 @@ class ObservedEngine:
     def drop(self, handle: int) -> None:
         self._keys.pop(handle, None)
         self._engine.drop(handle)
-
-    def set_limits(self, stash: int, prefetch: int) -> None:
-        self._engine.set_limits(stash, prefetch)
-
-    def quiesce(self) -> None:
-        self._engine.quiesce()
-
-    def stats(self) -> dict[str, Any]:
-        return self._engine.stats()
-
-    def report(
-        self,
-        steps: int,
-        activation_bytes: int,
-        activation_peak_bytes: int,
-        recompute_ns: int,
-        predicted_peak_bytes: int,
-    ) -> None:
-        self._engine.report(
-            steps, activation_bytes, activation_peak_bytes, recompute_ns, predicted_peak_bytes
-        )
-
-    def report_micro_batches(self, stage: int, count: int, run_ns: int, wait_ns: int) -> None:
-        self._engine.report_micro_batches(stage, count, run_ns, wait_ns)
-
-    def take_revocation(self) -> str | None:
-        return self._engine.take_revocation()
 
     def close(self) -> None:
         if not self._closed:
@@ -190,23 +167,11 @@ class ObservedBackend:
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend = backend
         self._recorder = recorder
-
-    @property
-    def gpu(self) -> str:
-        return self._backend.gpu
-
-    @property
-    def plans_once(self) -> bool:
-        return self._backend.plans_once
-
-    def describe(self) -> dict[str, Any]:
-        return self._backend.describe()
-
-    def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        return self._backend.plan(rank_problem, options)
+        self.gpu = backend.gpu
+        self.plans_once = backend.plans_once
+        self.describe = backend.describe
+        self.plan = backend.plan
+        self.close = backend.close
 
     def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> Engine:
         return ObservedEngine(self._backend.open_engine(plan, options), self._recorder)
-
-    def close(self) -> None:
-        self._backend.close()

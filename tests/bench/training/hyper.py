@@ -44,20 +44,10 @@ class KeepingBackend:
         self._key: Any = None
         self._engine: Engine | None = None
         self.moved_before: dict[str, int] = {}  # Bytes out by tier, before this turn.
-
-    @property
-    def gpu(self) -> str:
-        return self._backend.gpu
-
-    @property
-    def plans_once(self) -> bool:
-        return self._backend.plans_once
-
-    def describe(self) -> dict[str, Any]:
-        return self._backend.describe()
-
-    def plan(self, rank_problem: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        return self._backend.plan(rank_problem, options)
+        self.gpu = backend.gpu
+        self.plans_once = backend.plans_once
+        self.describe = backend.describe
+        self.plan = backend.plan
 
     def open_engine(self, plan: dict[str, Any], options: dict[str, Any]) -> Engine:
         leases = plan.get("leases", ())

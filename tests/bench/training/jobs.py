@@ -41,7 +41,7 @@ class Together:
             if missing and time.monotonic() > until:
                 raise RuntimeError(f"{what}: job {min(missing)} did not come")
             if missing:
-                time.sleep(0.0005)
+                time.sleep(0.0005)  # Of a turn of seconds: nothing tells a process of a file.
 
 
 def run_jobs(
