@@ -77,7 +77,8 @@ class PlanDesk {
   absl::StatusOr<v1::PlanRecord> MakePlan(const v1::JobRecord& job, const Round& round);
   absl::StatusOr<v1::FramePlan> AskPlanner(const v1::JobRecord& job, const Round& round);
   absl::Status TakeLeases(const v1::JobRecord& job, const v1::PlanRecord& plan);
-  absl::Status PrepareAndCommit(const std::vector<v1::LeaseRecord>& leases);
+  // Fills in where the transfers of leases on other nodes are reached.
+  absl::Status PrepareAndCommit(std::vector<v1::LeaseRecord>* leases);
   // Releases on the agents; what cannot be released now is left to the reclaimer.
   void GiveBack(const std::vector<v1::LeaseRecord>& leases, const std::string& reason);
   std::vector<v1::LeaseRecord> LeasesOf(const v1::JobRecord& job, const v1::PlanRecord& plan) const;
