@@ -88,8 +88,9 @@ class OtherNodes : public testing::Test {
     v1::FramePlan plan;
     plan.set_id("0123456789abcdef");
     v1::LeaseNeed* need = plan.add_ranks()->add_leases();
-    need->set_device(lender_);
-    need->set_tier(v1::TIER_PEER);
+    const bool near = fits_near_ && problem.links().empty();
+    need->set_device(near ? "host:a" : lender_);
+    need->set_tier(near ? v1::TIER_HOST : v1::TIER_PEER);
     need->set_bytes(300);
     need->set_staging_bytes(64);
     return plan;
@@ -113,6 +114,7 @@ class OtherNodes : public testing::Test {
   v1::JobSpec spec_;
   std::string job_;
   std::string lender_ = "SIM-b-0";
+  bool fits_near_ = false;  // The planner has a plan without other nodes.
   v1::PlanProblem problem_;
 };
 
@@ -162,6 +164,24 @@ TEST_F(OtherNodes, AFailureOfTheLendersAgentGivesTheLeaseBack) {
     EXPECT_TRUE(agents_.Leases("b").empty()) << phase;
     EXPECT_TRUE(leases_->All().empty()) << phase;
   }
+}
+
+TEST_F(OtherNodes, ALenderThatDoesNotAnswerIsPlannedWithout) {
+  fits_near_ = true;
+  agents_.Script("PrepareLease", {absl::UnavailableError("node b is not there")});
+  const auto answer = Ask();
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  ASSERT_EQ(answer->leases_size(), 1);
+  EXPECT_EQ(answer->leases(0).device(), "host:a");
+  EXPECT_EQ(answer->leases(0).transfer_address(), "");
+  EXPECT_EQ(agents_.calls("PrepareLease"), 2);
+}
+
+TEST_F(OtherNodes, ALenderWithoutRoomIsAnError) {
+  fits_near_ = true;
+  agents_.Script("PrepareLease", {absl::ResourceExhaustedError("SIM-b-0: 10 bytes free")});
+  EXPECT_TRUE(absl::IsResourceExhausted(Ask().status()));
+  EXPECT_EQ(agents_.calls("PrepareLease"), 1);
 }
 
 TEST_F(OtherNodes, ANodeThatIsNotAliveLendsNothing) {

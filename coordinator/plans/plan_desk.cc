@@ -47,6 +47,15 @@ std::string MissingRanks(const std::vector<bool>& present) {
   return missing;
 }
 
+bool BorrowsElsewhere(const v1::JobRecord& job, const v1::FramePlan& plan) {
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    for (const v1::LeaseNeed& need : rank.leases()) {
+      if (need.node() != job.workers(rank.rank()).node()) return true;
+    }
+  }
+  return false;
+}
+
 // The rank's own GPU, and its links with the devices that it was granted.
 void DescribeSurroundings(const NodeRegistry& registry, const Node& node, const std::string& gpu,
                           v1::CreatePlanResponse* response) {
@@ -214,9 +223,7 @@ absl::StatusOr<v1::PlanRecord> PlanDesk::MakePlan(const v1::JobRecord& job, cons
   const absl::StatusOr<v1::PlanRecord> before = leases_->GetPlan(job.id());
   if (before.ok()) epoch = std::max(epoch, before->plan().epoch());
   GiveBack(leases_->OfJob(job.id()), "replaced");
-  HF_ASSIGN_OR_RETURN(*record.mutable_plan(), AskPlanner(job, round));
-  record.mutable_plan()->set_epoch(epoch + 1);
-  HF_RETURN_IF_ERROR(TakeLeases(job, record));
+  HF_RETURN_IF_ERROR(PlanAndLease(job, round, epoch + 1, &record));
   const auto updated = jobs_->Update(job.id(), [&](v1::JobRecord* edited) {
     edited->set_plan_id(record.plan().id());
     edited->set_plan_epoch(record.plan().epoch());
@@ -228,9 +235,32 @@ absl::StatusOr<v1::PlanRecord> PlanDesk::MakePlan(const v1::JobRecord& job, cons
   return record;
 }
 
-absl::StatusOr<v1::FramePlan> PlanDesk::AskPlanner(const v1::JobRecord& job, const Round& round) {
+absl::Status PlanDesk::PlanAndLease(const v1::JobRecord& job, const Round& round, int64_t epoch,
+                                    v1::PlanRecord* record) {
+  absl::Status first;
+  for (const bool across_nodes : {true, false}) {
+    absl::StatusOr<v1::FramePlan> plan = AskPlanner(job, round, across_nodes);
+    if (!plan.ok()) return first.ok() ? plan.status() : first;
+    *record->mutable_plan() = *std::move(plan);
+    record->mutable_plan()->set_epoch(epoch);
+    const absl::Status taken = TakeLeases(job, *record);
+    if (taken.ok()) return taken;
+    if (first.ok()) first = taken;
+    const bool gone = absl::IsUnavailable(taken) || absl::IsDeadlineExceeded(taken);
+    if (!gone || !BorrowsElsewhere(job, record->plan())) break;
+    LOG(WARNING) << job.id() << ": planned without other nodes: " << taken;
+  }
+  return first;
+}
+
+absl::StatusOr<v1::FramePlan> PlanDesk::AskPlanner(const v1::JobRecord& job, const Round& round,
+                                                   bool across_nodes) {
+  std::vector<Node> nodes = registry_->List();
+  for (Node& node : nodes) {
+    if (!across_nodes) node.info.clear_network();
+  }
   const v1::PlanProblem problem =
-      BuildPlanProblem(job, round.requests, registry_->List(), jobs_->Active(), leases_->All());
+      BuildPlanProblem(job, round.requests, nodes, jobs_->Active(), leases_->All());
   HF_ASSIGN_OR_RETURN(v1::FramePlan plan, planner_(problem));
   HF_RETURN_IF_ERROR(CheckPlan(job, problem, plan));
   NameLenders(problem, &plan);

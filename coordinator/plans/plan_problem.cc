@@ -100,12 +100,20 @@ void AddDevices(const v1::JobSpec& spec, const std::vector<Node>& nodes,
                 const std::map<std::string, Bytes>& lent, v1::PlanProblem* problem) {
   std::vector<v1::DeviceProfile> own;
   std::vector<v1::DeviceProfile> others;
+  std::vector<const Node*> from;
   for (const Node& node : nodes) {
-    auto& list = own_nodes.count(node.info.node()) > 0 ? own : others;
+    if (own_nodes.count(node.info.node()) > 0) from.push_back(&node);
+  }
+  for (const Node& node : nodes) {
+    const bool is_own = own_nodes.count(node.info.node()) > 0;
+    const bool reached = std::any_of(from.begin(), from.end(),
+                                     [&node](const Node* one) { return AreConnected(*one, node); });
+    if (!is_own && !reached) continue;
+    auto& list = is_own ? own : others;
     for (v1::DeviceProfile& device : DevicesOf(node, computing, lent)) {
       list.push_back(std::move(device));
     }
-    if (&list != &own) continue;
+    if (!is_own) continue;
     for (const v1::LinkProfile& link : node.info.links()) *problem->add_links() = link;
   }
   const auto unless_none = [](Bytes quota) { return quota > 0 ? quota : -1; };

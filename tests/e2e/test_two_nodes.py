@@ -47,6 +47,7 @@ def test_a_job_borrows_from_another_node_and_is_bit_equal(
     line = next(line for line in plan.splitlines() if far[0]["device"] in line)
     assert f" {other} " in line, plan
     assert f"{far[0]['device']} on node {other}" in hfctl(connected, "explain", job["id"])
+    assert f"on node {other}" in hfctl(connected, "job", "describe", job["id"])
     wait_until(lambda: connected.leases() == [], 10, "the leases to end with their job")
     wait_until(lambda: not transfer_pids(connected, other), 20, "hftransfer to end with them")
 
