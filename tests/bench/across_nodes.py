@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A training job whose frames cross two nodes, against the same job near its lenders.
 
-    export PYTHONPATH=client/python:deploy
+    export PYTHONPATH=client/python:deploy:tests
     python tests/bench/across_nodes.py --backend=cuda   # two GPUs of one machine as two nodes
     python tests/bench/across_nodes.py --backend=host   # simulated GPUs and links
 
@@ -29,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / part) for part in ("client/python", "deploy", "tests/bench")]
+sys.path[:0] = [str(ROOT / part) for part in ("client/python", "deploy", "tests")]
 
-from training.report import merge  # noqa: E402
-
+from bench.training.report import merge  # noqa: E402
 from local_cluster import LocalCluster, Node  # noqa: E402
 
 MODES = ("nothing", "near", "host", "far")
@@ -79,7 +78,7 @@ def run_job(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]
     ]
     off = ["/usr/bin/env", "HYPERFRAMES_MODE=off"] if mode == "nothing" else []
     worker = str(ROOT / "tests/bench/across_nodes_worker.py")
-    paths = [str(ROOT / part) for part in ("client/python", "tests/bench")]
+    paths = [str(ROOT / part) for part in ("client/python", "tests")]
     spec = {
         "name": f"across-nodes-{mode}",
         "command": [*off, sys.executable, worker, f"--report={report}", *words],

@@ -20,16 +20,17 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from training.workload import FineTune, pinned_attention
 
 import hyperframes as hf
+from bench.training.workload import FineTune, pinned_attention
 
 
 def digest(workload: FineTune, loss: torch.Tensor) -> str:
     """Of the loss's and all gradients' bits."""
     seen = hashlib.sha256()
-    for tensor in [loss, *(p.grad for p in workload.model.parameters())]:
-        seen.update(tensor.detach().float().cpu().numpy().tobytes())
+    for tensor in (loss, *(parameter.grad for parameter in workload.model.parameters())):
+        if tensor is not None:
+            seen.update(tensor.detach().float().cpu().numpy().tobytes())
     return seen.hexdigest()
 
 
@@ -64,7 +65,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             started = finished()
             optimizer.zero_grad(set_to_none=True)
             loss = workload.loss()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             took = finished() - started
             if step >= args.warm:

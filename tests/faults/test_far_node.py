@@ -32,9 +32,11 @@ def log(cluster: LocalCluster, job_id: str) -> str:
         return ""  # Not started yet.
 
 
-def submit(cluster: LocalCluster, report: Path, restarts: int = 0) -> str:
+def submit(
+    cluster: LocalCluster, report: Path, restarts: int = 0, budget: tuple[str, ...] = BORROWS
+) -> str:
     """A job that is past its second step, with frames on the other node."""
-    spec = worker_job(report, STEPS, *BORROWS, *PAUSE)
+    spec = worker_job(report, STEPS, *budget, *PAUSE)
     job_id = cluster.submit({**spec, "max_restarts": restarts})
     wait_until(lambda: "step 2/" in log(cluster, job_id), 60, "the second step", 0.05)
     assert cluster.leases(), "the job holds no lease, so this test would show nothing"
@@ -97,6 +99,23 @@ def test_a_killed_hftransfer_fails_the_step_by_name_and_the_job_restarts(
     seen = json.loads((tmp_path / "on.json").read_text())
     assert seen["digests"] == digests(connected, tmp_path / "off.json")
     wait_until(lambda: connected.leases() == [], 10, "the leases to end with their job")
+
+
+def test_a_node_that_is_lost_for_good_is_done_without(
+    connected: LocalCluster, tmp_path: Path
+) -> None:
+    job_id = submit(connected, tmp_path / "on.json", restarts=1, budget=BORROWS[:2])
+    own, other = nodes_of(connected.job(job_id))
+    assert any(device.startswith(f"SIM-{other}") for _, _, device, _ in connected.leases())
+    (transfer,) = transfer_pids(connected, other)
+    connected.agents[other].kill()
+    os.kill(transfer, signal.SIGKILL)
+    job = finish(connected, job_id)
+    assert job["restarts"] == 1
+    seen = json.loads((tmp_path / "on.json").read_text())
+    assert {lease["node"] for lease in seen["stats"]["leases"]} <= {own}
+    assert seen["stats"]["recomputed_bytes"] > 0, "what the other node held is computed again"
+    assert seen["digests"] == digests(connected, tmp_path / "off.json")
 
 
 def parent_of(pid: int) -> int:
