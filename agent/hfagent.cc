@@ -13,6 +13,7 @@
 #include "agent/service/agent_service.h"
 #include "agent/service/coordinator_link.h"
 #include "agent/service/link_survey.h"
+#include "agent/service/network_profile.h"
 #include "agent/service/node.h"
 #include "agent/service/status_pages.h"
 #include "common/config.h"
@@ -33,7 +34,13 @@ absl::Status Run(const AgentFlags& flags, ShutdownSignal* shutdown) {
   HF_RETURN_IF_ERROR(RequireLoopback(listen, /*has_tls=*/false));
   HF_RETURN_IF_ERROR(RequireLoopback(http_listen, /*has_tls=*/false));
   HF_ASSIGN_OR_RETURN(std::unique_ptr<GpuMachine> machine, OpenMachine(flags));
+  HF_ASSIGN_OR_RETURN(const v1::NetworkProfile network,
+                      DescribeNetwork(flags.network_bandwidth, flags.network_latency,
+                                      /*real=*/machine->backend() != "host"));
   NodeOptions node_options = NodeOptionsOf(flags, *machine);
+  if (machine->backend() == "host") {
+    node_options.network_bandwidth = static_cast<Bytes>(network.bytes_per_second());
+  }
   HF_ASSIGN_OR_RETURN(const auto node, Node::Create(std::move(node_options), std::move(machine)));
 
   EpochFence fence;
@@ -67,6 +74,7 @@ absl::Status Run(const AgentFlags& flags, ShutdownSignal* shutdown) {
   options.agent_address = FormatHostPort({listen.host, port});
   options.http_address = FormatHostPort({http_listen.host, http->port()});
   options.links = survey->report().links;
+  options.network = network;
   {
     CoordinatorLink running(options, node.get(), &fence);
     link = &running;

@@ -98,6 +98,8 @@ void AddFlags(TransferFlags* flags, Config* config) {
   config->AddString(&flags->listen_address, "listen-address", "where other nodes connect");
   config->AddInt(&flags->worker_descriptor, "worker-descriptor", -1, 1 << 20,
                  "use other nodes, for the training process behind this inherited socket");
+  config->AddBytes(&flags->backend.bandwidth, "bandwidth",
+                   "bytes/s of a simulated network, each way; 0 = as fast as memory");
   config->AddDuration(&flags->backend.deadline, "deadline", "how long a peer may be silent");
   config->AddString(&flags->backend.nccl_library, "nccl-library", "path of libnccl.so.2");
   config->AddString(&flags->backend.nccl_folder, "nccl-folder",

@@ -46,10 +46,16 @@ class Daemon:
     """One hfcoordinator or hfagent. Keeps the ports of its first start."""
 
     def __init__(
-        self, target: str, flags: dict[str, str], log: Path, programs: Path | None = None
+        self,
+        target: str,
+        flags: dict[str, str],
+        log: Path,
+        programs: Path | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.program = programs / target.split(":")[1] if programs else binary(target)
         self.flags = flags
+        self.environment = environment or {}
         self.log = log
         self.ready: dict[str, str] = {}  # grpc, http, and for an agent node and socket.
         self.process: subprocess.Popen[str] | None = None
@@ -70,6 +76,7 @@ class Daemon:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env={**os.environ, **self.environment},
                 start_new_session=True,  # Ctrl-C is ours to handle, in order.
             )
         line = self._ready_line()
@@ -121,6 +128,7 @@ class Node:
     name: str
     gpus: str  # "2 x 1GiB"
     flags: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)  # Beside this process's.
 
 
 class LocalCluster:
@@ -195,6 +203,7 @@ class LocalCluster:
             },
             self.directory / f"agent-{node.name}.log",
             self._programs,
+            node.environment,
         )
         self.agents[node.name] = agent
         agent.start()

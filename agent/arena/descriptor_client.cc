@@ -27,6 +27,8 @@
 namespace hyperframes {
 namespace {
 
+constexpr char kOverdue[] = " overdue";  // Ends no lease id.
+
 struct KeptLease {
   UniqueFd descriptor;
   Bytes bytes = 0;
@@ -111,7 +113,7 @@ class Channel {
   std::map<std::string, KeptLease> kept_ HF_GUARDED_BY(mutex_);
   std::set<std::string> owed_returns_ HF_GUARDED_BY(mutex_);  // Returned while the agent was away.
   std::deque<std::string> revocations_ HF_GUARDED_BY(mutex_);
-  std::set<std::string> revoked_ HF_GUARDED_BY(mutex_);  // Each lease is announced once.
+  std::set<std::string> revoked_ HF_GUARDED_BY(mutex_);  // Once, and once as overdue.
   UniqueFd wake_;
   UniqueFd counters_;
   std::thread thread_;
@@ -267,7 +269,8 @@ void Channel::HandleUnasked(const WireMessage& message) {
   if (message.type != static_cast<uint16_t>(WireType::kRevoke)) return;  // A late reply.
   MutexLock lock(&mutex_);
   // Only leases that we hold count, so a confused agent cannot grow the queue.
-  if (kept_.count(message.id) > 0 && revoked_.insert(message.id).second) {
+  const std::string once = std::string(message.id) + (message.code == 0 ? "" : kOverdue);
+  if (kept_.count(message.id) > 0 && revoked_.insert(once).second) {
     revocations_.push_back(message.id);
   }
 }
@@ -422,6 +425,7 @@ absl::Status Channel::ReturnLease(const std::string& lease_id) {
                                  "'");
     }
     revoked_.erase(lease_id);
+    revoked_.erase(lease_id + kOverdue);
     // Owed from now on: whatever happens to this request, the next connection makes good for it.
     owed_returns_.insert(lease_id);
     if (!connected_) return absl::OkStatus();

@@ -333,8 +333,9 @@ void DescriptorServer::Close(uint64_t number) {
   ++counters_.connections_closed;
 }
 
-bool DescriptorServer::SendRevocation(const std::string& lease_id) {
+bool DescriptorServer::SendRevocation(const std::string& lease_id, bool overdue) {
   WireMessage revoke;
+  if (overdue) revoke.code = static_cast<uint16_t>(absl::StatusCode::kDeadlineExceeded);
   revoke.type = static_cast<uint16_t>(WireType::kRevoke);
   SetWireText(lease_id, revoke.id, sizeof(revoke.id));
   MutexLock lock(&mutex_);  // Keeps the socket open for the moment of the send.

@@ -67,8 +67,9 @@ class DescriptorServer {
   // Stops serving. Leases stay as they are: their holders may outlive this agent.
   ~DescriptorServer();
 
-  // Asks the holder of `lease_id` for it. False: nobody has it mapped.
-  bool SendRevocation(const std::string& lease_id) HF_EXCLUDES(mutex_);
+  // Asks the holder of `lease_id` for it; `overdue`: says that its time to return it is over.
+  // False: nobody has it mapped.
+  bool SendRevocation(const std::string& lease_id, bool overdue = false) HF_EXCLUDES(mutex_);
   Counters counters() const HF_EXCLUDES(mutex_);
   const std::string& socket_path() const { return listener_->path(); }
 

@@ -67,6 +67,11 @@ void AddAgentFlags(AgentFlags* flags, Config* config) {
                    "bytes/s between simulated GPUs; 0 = as fast as memory");
   config->AddBytes(&flags->host_bandwidth, "host-bandwidth",
                    "bytes/s between a simulated GPU and host memory; 0 = as fast as memory");
+  config->AddString(&flags->network_bandwidth, "network-bandwidth",
+                    "bytes/s of frames to and from other nodes, each way; 'auto': what the fastest "
+                    "network promises; 'off': no frame leaves or enters this node");
+  config->AddDuration(&flags->network_latency, "network-latency",
+                      "of one copy to or from another node");
   config->AddOptionalBytes(&flags->reserve_bytes, "reserve-bytes",
                            "bytes of each GPU that are never lent; auto: 0, of real GPUs 1GiB");
   config->AddInt(&flags->keep_ended_workers, "keep-ended-workers", 0, 100000,

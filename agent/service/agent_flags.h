@@ -11,6 +11,7 @@
 #include "absl/types/optional.h"
 #include "agent/device/gpu_machine.h"
 #include "agent/service/link_survey.h"
+#include "agent/service/network_profile.h"
 #include "agent/service/node.h"
 #include "common/config.h"
 #include "common/units.h"
@@ -30,6 +31,8 @@ struct AgentFlags {
   absl::optional<Bytes> host_bytes;
   Bytes peer_bandwidth = 0;
   Bytes host_bandwidth = 0;
+  std::string network_bandwidth = kNoNetwork;
+  absl::Duration network_latency = absl::Microseconds(50);
   absl::optional<Bytes> reserve_bytes;
   int64_t keep_ended_workers = 256;
   absl::Duration keep_ended_for = absl::Hours(7 * 24);

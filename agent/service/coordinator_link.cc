@@ -269,6 +269,7 @@ absl::Status CoordinatorLink::Register() {
   request.set_http_address(options_.http_address);
   request.set_worker_socket(node_->worker_socket());
   request.set_host_lendable_bytes(HostLendable(node_));
+  *request.mutable_network() = options_.network;
   {
     MutexLock lock(&mutex_);
     for (const v1::LinkProfile& link : links_) *request.add_links() = link;

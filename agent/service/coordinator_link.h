@@ -25,6 +25,7 @@ struct CoordinatorLinkOptions {
   std::string agent_address;  // Ours, as others reach it.
   std::string http_address;
   std::vector<v1::LinkProfile> links;
+  v1::NetworkProfile network;
   absl::Duration rpc_timeout = absl::Seconds(5);
   absl::Duration report_interval = absl::Seconds(1);
   BackoffPolicy backoff = {/*first_backoff=*/absl::Milliseconds(50),

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/device/host/host_machine.h"
+#include "agent/service/network_profile.h"
 #include "agent/service/networks.h"
 #include "agent/supervisor/record_file.h"
 #include "common/clock.h"
@@ -156,10 +157,12 @@ TEST(ReadNetworks, NamesFabricsByTheirLinkLayerAndLeavesOutWhatIsNoHardware) {
   };
   file("infiniband/mlx5_0/ports/1/link_layer", "InfiniBand");
   file("infiniband/mlx5_0/ports/1/state", "4: ACTIVE");
+  file("infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)");
   file("infiniband/mlx5_1/ports/1/link_layer", "Ethernet");
   file("infiniband/mlx5_1/ports/1/state", "1: DOWN");
   file("net/eth0/type", "1");
   file("net/eth0/operstate", "up");
+  file("net/eth0/speed", "25000");
   file("net/eth0/device/vendor", "0x15b3");
   file("net/lo/type", "772");
   file("net/docker0/type", "1");
@@ -172,7 +175,27 @@ TEST(ReadNetworks, NamesFabricsByTheirLinkLayerAndLeavesOutWhatIsNoHardware) {
   EXPECT_THAT(seen, ::testing::ElementsAre("mlx5_0/1 infiniband ACTIVE", "mlx5_1/1 roce DOWN",
                                            "eth0 ethernet up"));
   EXPECT_TRUE(ReadNetworks(root + "/nowhere").empty());
+  const auto described = DescribeNetwork("auto", absl::Microseconds(5), /*real=*/true, root);
+  ASSERT_TRUE(described.ok()) << described.status();
+  EXPECT_EQ(described->bytes_per_second(), 50e9) << "the fastest that is up";
+  EXPECT_EQ(described->kind(), "infiniband");
+  EXPECT_GT(described->transfer_bytes(), 0);
+  const auto none = DescribeNetwork("auto", absl::ZeroDuration(), true, root + "/nowhere");
+  EXPECT_TRUE(absl::IsNotFound(none.status())) << none.status();
   EXPECT_EQ(system(("rm -rf " + root).c_str()), 0);
+}
+
+TEST(DescribeNetwork, IsWhatTheOperatorSaysAndNothingUnlessHeDoes) {
+  EXPECT_EQ(DescribeNetwork("off", absl::Seconds(1), false)->ByteSizeLong(), 0u);
+  const auto told = DescribeNetwork("20GB", absl::Milliseconds(1), /*real=*/false);
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_EQ(told->bytes_per_second(), 20e9);
+  EXPECT_EQ(told->latency_s(), 1e-3);
+  EXPECT_EQ(told->transfer_bytes(), 0) << "simulated GPUs have no contexts";
+  for (const char* wrong : {"0", "fast", ""}) {
+    const absl::Status refused = DescribeNetwork(wrong, absl::ZeroDuration(), false).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  }
 }
 
 }  // namespace

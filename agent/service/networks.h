@@ -9,9 +9,10 @@
 namespace hyperframes {
 
 struct NetworkDevice {
-  std::string name;   // "mlx5_0/1" (device and port), "eth0".
-  std::string kind;   // "infiniband", "roce" or "ethernet".
-  std::string state;  // As the kernel words it: "ACTIVE", "DOWN", "up", "unknown".
+  std::string name;             // "mlx5_0/1" (device and port), "eth0".
+  std::string kind;             // "infiniband", "roce" or "ethernet".
+  std::string state;            // As the kernel words it: "ACTIVE", "DOWN", "up", "unknown".
+  double bytes_per_second = 0;  // What it promises; 0: it does not say.
 };
 
 // Loopback is left out, as are interfaces without hardware behind them (bridges, tunnels). At most

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -16,6 +17,8 @@ namespace {
 
 // Between SIGTERM and SIGKILL for a worker that kept a revoked lease: its time is over already.
 constexpr absl::Duration kOverdueGrace = absl::Seconds(1);
+// For an hftransfer to end the one lease, before it is killed with all the others that it serves.
+constexpr absl::Duration kOverdueTransferGrace = absl::Seconds(5);
 
 const char* StateLabel(WorkerState state) {
   switch (state) {
@@ -74,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options,
                           : o.transfer_path;
   transfers.backend = node->machine_->backend();
   transfers.agent_socket = server.socket_path;
+  transfers.bandwidth = o.network_bandwidth;
   node->transfers_ = std::make_unique<TransferChildren>(std::move(transfers));
   SupervisorOptions supervisor;
   supervisor.run_directory = o.run_directory;
@@ -171,6 +175,18 @@ absl::StatusOr<LeaseRecord> Node::RevokeLease(const std::string& lease_id, absl:
   return lease;
 }
 
+bool Node::EndTransfer(const LeaseRecord& lease) {
+  {
+    MutexLock lock(&mutex_);
+    const auto [asked, first] = overdue_.emplace(lease.lease_id, MonotonicClock()->Now());
+    if (!first) return MonotonicClock()->Now() - asked->second >= kOverdueTransferGrace;
+  }
+  LOG(WARNING) << "lease " << lease.lease_id << ", which was revoked, is taken from rank "
+               << lease.rank << " of job " << lease.job_id << " on another node";
+  server_->SendRevocation(lease.lease_id, /*overdue=*/true);
+  return false;
+}
+
 void Node::LeaseOverdue(const LeaseRecord& lease) {
   for (const WorkerInfo& info : supervisor_->Workers()) {
     if (info.spec.job_id != lease.job_id || info.spec.rank != lease.rank ||
@@ -186,6 +202,7 @@ void Node::LeaseOverdue(const LeaseRecord& lease) {
         .IgnoreError();
     return;
   }
+  if (transfers_->Serves(lease.lease_id) && !EndTransfer(lease)) return;
   // Another agent's worker: its own agent tells of the signal.
   if (SignalProcess(lease.holder, SIGKILL)) {
     LOG(WARNING) << "process " << lease.holder.pid << " is killed: it has not returned lease "
@@ -227,6 +244,9 @@ void Node::Housekeep() {
   std::map<std::string, CountersReading> by_gpu = counters_.ByGpu();
   const std::vector<DeviceSample> devices = Devices();
   MutexLock lock(&mutex_);
+  for (auto it = overdue_.begin(); it != overdue_.end();) {
+    it = live.count(it->first) > 0 ? std::next(it) : overdue_.erase(it);
+  }
   for (const DeviceSample& device : devices) {
     double& high = water_level_high_[device.uuid];
     high = std::max(high, WaterLevel(device, by_gpu[device.uuid]));

@@ -29,7 +29,8 @@ struct NodeOptions {
   std::string run_directory;
   std::string transfer_path;  // hftransfer; empty: beside hfshim.
   std::string shim_path;
-  Bytes reserve_bytes = 0;  // Of each GPU; never lent.
+  Bytes reserve_bytes = 0;      // Of each GPU; never lent.
+  Bytes network_bandwidth = 0;  // Of simulated GPUs' nodes, each way; 0: as fast as memory.
   // See SupervisorOptions.
   size_t most_ended_kept = SupervisorOptions().most_ended_kept;
   absl::Duration ended_kept_for = SupervisorOptions().ended_kept_for;
@@ -81,6 +82,8 @@ class Node final : public DescriptorServerObserver {
  private:
   Node(NodeOptions options, std::unique_ptr<GpuMachine> machine);
   void WorkerEnded(const WorkerInfo& info) HF_EXCLUDES(mutex_);
+  // Has the hftransfer that holds an overdue lease end it. True: it had time enough and did not.
+  bool EndTransfer(const LeaseRecord& lease) HF_EXCLUDES(mutex_);
   std::vector<DeviceSample> Devices() const;
 
   const NodeOptions options_;
@@ -93,6 +96,7 @@ class Node final : public DescriptorServerObserver {
   std::map<std::string, int64_t> exits_ HF_GUARDED_BY(mutex_);
   std::map<std::string, double> water_level_high_ HF_GUARDED_BY(mutex_);
   int64_t restarts_ HF_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, absl::Time> overdue_ HF_GUARDED_BY(mutex_);  // When they were ended.
   std::unique_ptr<TransferChildren> transfers_;
   // Last, so that their threads end before what they call into.
   std::unique_ptr<Supervisor> supervisor_;

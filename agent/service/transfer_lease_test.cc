@@ -113,6 +113,63 @@ TEST_F(TransferLeaseTest, AnAgentThatStopsLeavesARunningTransferAlone) {
   EXPECT_TRUE(back == source);
 }
 
+TEST_F(TransferLeaseTest, ARevocationReachesTheRankOnTheOtherNodeAndTheLeaseDrains) {
+  const RemoteLease lease = LendToOtherNode("lease-1");
+  auto channel = TransferChannel::Adopt(Borrower("job-1-0")->StartTransfer("SIM-b-0").value());
+  auto memory = channel->Open(device_.get(), lease).value();
+  std::string asked;
+  EXPECT_FALSE(channel->TakeRevocation(&asked));
+  v1::LeaseResponse response;
+  ASSERT_TRUE(Revoke("lease-1", /*grace_s=*/600, &response).ok());
+  EXPECT_EQ(response.lease().state(), v1::LEASE_STATE_REVOKING);
+  ASSERT_TRUE(Eventually([&] { return channel->TakeRevocation(&asked); }));
+  EXPECT_EQ(asked, "lease-1");
+  EXPECT_FALSE(channel->TakeRevocation(&asked)) << "it is asked for once";
+  // The frames there are still the rank's, until it has returned them.
+  std::vector<char> source(kMiB, 's');
+  std::vector<char> back(source.size());
+  {
+    const auto out = memory->CreateStream(Direction::kOut).value();
+    const auto in = memory->CreateStream(Direction::kIn).value();
+    ASSERT_TRUE(out->Copy(memory->data(), source.data(), kMiB).ok());
+    ASSERT_TRUE(in->WaitFor(out->Record()).ok());
+    ASSERT_TRUE(in->Copy(back.data(), memory->data(), kMiB).ok());
+    const auto reloaded = in->Record();
+    EXPECT_TRUE(reloaded->Arrived().ok());
+    reloaded->Synchronize();
+  }
+  EXPECT_TRUE(back == source);
+  memory.reset();
+  EXPECT_TRUE(Eventually([&] { return Lent() == 0; }));
+  EXPECT_EQ(node_->leases()->released_by_reason()["returned"], 1);
+}
+
+TEST_F(TransferLeaseTest, ALeaseThatIsKeptBeyondItsDeadlineIsTakenWithoutTheOthers) {
+  const RemoteLease kept = LendToOtherNode("kept");
+  const RemoteLease other = LendToOtherNode("other");
+  auto channel = TransferChannel::Adopt(Borrower("job-1-0")->StartTransfer("SIM-b-0").value());
+  auto kept_memory = channel->Open(device_.get(), kept).value();
+  auto other_memory = channel->Open(device_.get(), other).value();
+  const auto lost = kept_memory->CreateStream(Direction::kOut).value();
+  v1::LeaseResponse response;
+  ASSERT_TRUE(Revoke("kept", /*grace_s=*/0.05, &response).ok());
+  std::vector<char> source(kMiB, 's');
+  absl::Status status;
+  EXPECT_TRUE(Eventually([&] {
+    status = lost->Copy(kept_memory->data(), source.data(), 512);
+    return !status.ok();
+  }));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_NE(std::string(status.message()).find("asked back and not returned"), std::string::npos)
+      << status;
+  EXPECT_TRUE(Eventually([&] { return Lent() == 4 * kMiB; })) << "the other one";
+  const auto out = other_memory->CreateStream(Direction::kOut).value();
+  ASSERT_TRUE(out->Copy(other_memory->data(), source.data(), kMiB).ok());
+  const auto stored = out->Record();
+  EXPECT_TRUE(stored->Arrived().ok()) << "the same hftransfer serves it still";
+  stored->Synchronize();
+}
+
 TEST_F(TransferLeaseTest, AnAgentWithoutTheProgramSaysSoAndKeepsNoLease) {
   TransferChildrenOptions options;
   options.program = "/nowhere/hftransfer";

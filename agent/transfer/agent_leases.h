@@ -23,6 +23,7 @@ class AgentLeases final : public LeaseSource {
   absl::StatusOr<std::unique_ptr<Memory>> Open(const std::string& lease_id,
                                                const std::string& token) override;
   void Return(const std::string& lease_id) override;
+  bool TakeRevocation(std::string* lease_id) override { return agent_->TakeRevocation(lease_id); }
 
  private:
   AgentLeases(std::unique_ptr<DescriptorClient> agent, Device* device)

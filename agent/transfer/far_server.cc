@@ -57,6 +57,7 @@ void FarServer::Run() {
   while (!stopping_) {
     std::unique_ptr<TcpSocket> socket = listener_->Accept(kLookUp, options_.deadline);
     ForgetFinished(/*all=*/false);
+    TakeRevocations();
     if (socket == nullptr) continue;
     if (connections_.size() >= options_.most_connections) {
       WritePeerMessage(socket.get(), MakeRefusal(absl::ResourceExhaustedError(
@@ -107,15 +108,44 @@ absl::Status FarServer::ServeLease(TcpSocket* socket, const PeerHello& hello, co
   HF_RETURN_IF_ERROR(WritePeerMessage(socket, MakePeerMessage(PeerMessageType::kWelcome)));
   HF_ASSIGN_OR_RETURN(const auto transport,
                       transports_->Make(hello, /*rank=*/1, socket, /*progress=*/nullptr));
+  bool told = false;
   while (true) {
     while (!socket->WaitReadable(kLookUp)) {
       if (stopping_) return absl::OkStatus();
+      HF_RETURN_IF_ERROR(PassRevocationOn(socket, hello, &told));
     }
+    HF_RETURN_IF_ERROR(PassRevocationOn(socket, hello, &told));
     HF_ASSIGN_OR_RETURN(const bool more, socket->HasMore());
     if (!more) return absl::OkStatus();  // The peer is done with the lease.
     HF_ASSIGN_OR_RETURN(const PeerMessage message, ReadPeerMessage(socket));
     HF_RETURN_IF_ERROR(Handle(socket, transport.get(), hello, message, lease.memory.get()));
   }
+}
+
+void FarServer::TakeRevocations() {
+  std::string lease_id;
+  while (leases_->TakeRevocation(&lease_id)) {
+    MutexLock lock(&mutex_);
+    const auto found = open_.find(lease_id);
+    if (found != open_.end()) ++found->second.asked_back;
+  }
+}
+
+absl::Status FarServer::PassRevocationOn(TcpSocket* socket, const PeerHello& hello, bool* told) {
+  int asked_back = 0;
+  {
+    MutexLock lock(&mutex_);
+    asked_back = open_.at(hello.lease).asked_back;
+  }
+  if (asked_back > 1) {
+    return absl::UnavailableError(
+        absl::StrCat("lease ", hello.lease, " was asked back and not returned in time"));
+  }
+  if (asked_back == 0 || *told || hello.lane != static_cast<uint16_t>(PeerLane::kPuts)) {
+    return absl::OkStatus();
+  }
+  *told = true;
+  return WritePeerMessage(socket, MakePeerMessage(PeerMessageType::kRevoked));
 }
 
 absl::Status FarServer::Handle(TcpSocket* socket, Transport* transport, const PeerHello& hello,

@@ -31,6 +31,8 @@ class LeaseSource {
                                                        const std::string& token) = 0;
   // Its memory is unmapped here, and nobody will ask for it again: its frames were the peer's.
   virtual void Return(const std::string& lease_id) = 0;
+  // True, with its id, when an opened lease is asked back; once more when its time is over.
+  virtual bool TakeRevocation(std::string* /*lease_id*/) { return false; }
 };
 
 struct FarServerOptions {
@@ -57,6 +59,7 @@ class FarServer {
     std::string token;
     std::unique_ptr<Memory> memory;
     int users = 0;
+    int asked_back = 0;  // How often.
   };
   struct Connection {
     std::unique_ptr<TcpSocket> socket;
@@ -70,6 +73,10 @@ class FarServer {
   void ForgetFinished(bool all);
   absl::Status Serve(TcpSocket* socket);
   absl::Status ServeLease(TcpSocket* socket, const PeerHello& hello, const Lease& lease);
+  // Tells the peer when its lease is asked back; Unavailable once its time is over.
+  absl::Status PassRevocationOn(TcpSocket* socket, const PeerHello& hello, bool* told)
+      HF_EXCLUDES(mutex_);
+  void TakeRevocations() HF_EXCLUDES(mutex_);
   absl::Status Handle(TcpSocket* socket, Transport* transport, const PeerHello& hello,
                       const PeerMessage& message, Memory* memory);
   absl::Status Fill(const PeerMessage& message, Memory* memory);

@@ -185,6 +185,10 @@ absl::Status NearSession::RunStored() {
                        " was not stored within ", absl::FormatDuration(options_.deadline)));
     }
     HF_ASSIGN_OR_RETURN(const PeerMessage message, ReadPeerMessage(puts_.socket.get()));
+    if (message.type == static_cast<uint16_t>(PeerMessageType::kRevoked)) {
+      if (options_.on_revoked) options_.on_revoked();
+      continue;
+    }
     Bytes stored = 0;
     {
       MutexLock lock(&mutex_);

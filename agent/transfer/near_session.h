@@ -34,6 +34,7 @@ struct NearSessionOptions {
   // How long a peer may let a piece wait: without a byte on TCP, for the whole piece on NCCL, and
   // for the word that it was stored.
   absl::Duration deadline = absl::Seconds(10);
+  std::function<void()> on_revoked;  // Told, by a thread of the session, when it is asked back.
   WordWriter words = WordWriter::kPosts;  // kSilent: the training process's words come from a GPU.
 };
 

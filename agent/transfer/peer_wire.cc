@@ -83,7 +83,7 @@ absl::StatusOr<PeerMessage> ReadPeerMessage(TcpSocket* socket) {
   HF_RETURN_IF_ERROR(socket->Read(&message, sizeof(message)));
   if (message.magic != kPeerMagic ||
       message.type < static_cast<uint16_t>(PeerMessageType::kWelcome) ||
-      message.type > static_cast<uint16_t>(PeerMessageType::kRefused) ||
+      message.type > static_cast<uint16_t>(PeerMessageType::kRevoked) ||
       !IsText(message.text, sizeof(message.text))) {
     return absl::DataLossError(
         absl::StrCat("hftransfer at ", socket->peer(), " sends what is no message"));

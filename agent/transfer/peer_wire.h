@@ -44,6 +44,7 @@ enum class PeerMessageType : uint16_t {
   kFetch = 5,    // Near: wants `bytes` at `slot`.
   kFetched = 6,  // Far: the bytes of `sequence` follow on the transport.
   kRefused = 7,  // Far: code and text; the connection ends.
+  kRevoked = 8,  // Far, on the lane for puts: the lease is asked back.
 };
 
 struct PeerMessage {

@@ -143,9 +143,20 @@ absl::Status TransferChannel::Call(WireMessage request, int descriptor) {
   return status;
 }
 
+bool TransferChannel::TakeRevocation(std::string* lease_id) {
+  MutexLock lock(&mutex_);
+  while (!revoked_.empty()) {
+    *lease_id = *revoked_.begin();
+    revoked_.erase(revoked_.begin());
+    if (links_.count(*lease_id) > 0) return true;  // Else it was closed meanwhile.
+  }
+  return false;
+}
+
 void TransferChannel::Close(const std::string& lease_id) {
   MutexLock lock(&mutex_);
   links_.erase(lease_id);
+  revoked_.erase(lease_id);
   if (!ended_.ok()) return;
   // Nobody waits for the answer: hftransfer closes its connections, and the far agent has the
   // bytes.
@@ -197,6 +208,10 @@ bool TransferChannel::ReceiveOne() {
     return true;
   }
   MutexLock lock(&mutex_);
+  if (message.type == static_cast<uint16_t>(WireType::kRevoke)) {
+    revoked_.insert(message.id);
+    return true;
+  }
   const auto pending = pending_.find(message.sequence);
   if (message.type != static_cast<uint16_t>(WireType::kReply) || pending == pending_.end()) {
     return true;  // The answer to a Close, or one that came too late.

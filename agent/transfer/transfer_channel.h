@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +50,10 @@ class TransferChannel : public std::enable_shared_from_this<TransferChannel> {
   absl::StatusOr<std::unique_ptr<Memory>> Open(Device* device, const RemoteLease& lease)
       HF_EXCLUDES(mutex_);
 
+  // True, with its id, when the other node asks for an open lease back; once for each. Never
+  // blocks.
+  bool TakeRevocation(std::string* lease_id) HF_EXCLUDES(mutex_);
+
  private:
   friend class RemoteMemory;
   struct Pending {
@@ -74,8 +79,9 @@ class TransferChannel : public std::enable_shared_from_this<TransferChannel> {
   uint64_t next_sequence_ HF_GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, Pending> pending_ HF_GUARDED_BY(mutex_);
   std::map<std::string, std::weak_ptr<RemoteLink>> links_ HF_GUARDED_BY(mutex_);
-  absl::Status ended_ HF_GUARDED_BY(mutex_);  // Not OK once hftransfer has gone.
-  std::thread thread_;                        // Last: starts when everything above is ready.
+  std::set<std::string> revoked_ HF_GUARDED_BY(mutex_);  // Not taken yet.
+  absl::Status ended_ HF_GUARDED_BY(mutex_);             // Not OK once hftransfer has gone.
+  std::thread thread_;  // Last: starts when everything above is ready.
 };
 
 }  // namespace hyperframes

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -122,7 +123,8 @@ absl::StatusOr<UniqueFd> TransferChildren::StartNear(const std::string& gpu) {
   }
   UniqueFd ours(ends[0]);
   const UniqueFd theirs(ends[1]);
-  HF_ASSIGN_OR_RETURN(const pid_t pid, Start({"--gpu", gpu, "--worker-descriptor", "3"},
+  HF_ASSIGN_OR_RETURN(const pid_t pid, Start({"--gpu", gpu, "--worker-descriptor", "3",
+                                              "--bandwidth", absl::StrCat(options_.bandwidth)},
                                              theirs.get(), /*output=*/-1));
   near_.insert(pid);
   return ours;
@@ -148,6 +150,13 @@ void TransferChildren::Tick(const std::set<std::string>& live) {
   for (std::set<pid_t>* const set : {&near_, &ending_}) {
     for (auto it = set->begin(); it != set->end();) it = HasEnded(*it) ? set->erase(it) : ++it;
   }
+}
+
+bool TransferChildren::Serves(const std::string& lease_id) const {
+  MutexLock lock(&mutex_);
+  return std::any_of(far_.begin(), far_.end(), [&lease_id](const auto& far) {
+    return far.second.leases.count(lease_id) > 0;
+  });
 }
 
 bool TransferChildren::KillFar(const std::string& device) {

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 #include "common/unique_fd.h"
+#include "common/units.h"
 
 namespace hyperframes {
 
@@ -24,6 +25,7 @@ struct TransferChildrenOptions {
   std::string agent_socket;                           // Where the serving ones map leases.
   absl::Duration deadline = absl::Seconds(10);        // Of a silent peer.
   absl::Duration start_deadline = absl::Seconds(20);  // Until a serving one is ready.
+  Bytes bandwidth = 0;  // Each worker's, to other nodes, on simulated GPUs; 0: as fast as memory.
   size_t most_near = 256;
 };
 
@@ -46,6 +48,9 @@ class TransferChildren {
   // Ends the far ones none of whose leases is in `live`, the node's leases, and forgets those that
   // have ended. Call about every second.
   void Tick(const std::set<std::string>& live) HF_EXCLUDES(mutex_);
+
+  // True while one of the serving ones was asked for this lease: it passes revocations on.
+  bool Serves(const std::string& lease_id) const HF_EXCLUDES(mutex_);
 
   // Kills the far one of `device`, as a node's failure would. For tests. False: there is none.
   bool KillFar(const std::string& device) HF_EXCLUDES(mutex_);

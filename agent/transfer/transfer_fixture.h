@@ -100,13 +100,13 @@ class TransferTest : public ChannelTest {
   }
   void StartNear(const std::string& deadline = "20s",
                  absl::Duration channel_deadline = absl::Seconds(40),
-                 const std::string& credit = "64MiB") {
+                 const std::string& credit = "64MiB", const std::string& bandwidth = "0") {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     UniqueFd theirs(ends[1]);
     near_ = std::make_unique<TransferProcess>(
         std::vector<std::string>{"--worker-descriptor", "3", "--deadline", deadline, "--credit",
-                                 credit},
+                                 credit, "--bandwidth", bandwidth},
         theirs.get());
     worker_socket_.reset(dup(ends[0]));
     channel_ = TransferChannel::Adopt(UniqueFd(ends[0]), channel_deadline);

@@ -124,6 +124,12 @@ absl::Status TransferHost::Open(const WireMessage& request) {
     // One that does not read sees the page's word, if later.
     SendWire(socket_.get(), message).IgnoreError();
   };
+  options.on_revoked = [this, id = options.lease_id] {
+    WireMessage message;
+    message.type = static_cast<uint16_t>(WireType::kRevoke);
+    SetWireText(id, message.id, sizeof(message.id));
+    SendWire(socket_.get(), message).IgnoreError();  // One that is gone returns it anyway.
+  };
   const std::shared_ptr<Credits> credits = CreditsFor(options.address);
   const std::string node = options.node;
   auto session = NearSession::Open(std::move(options), std::move(lease->page),

@@ -81,6 +81,19 @@ TEST_F(TransferTest, CreditsOfOnePieceAreEnough) {
   EXPECT_TRUE(back == frame);
 }
 
+TEST_F(TransferTest, ASimulatedNetworkIsNoFasterThanItIsSaidToBe) {
+  StartFar();
+  StartNear("20s", absl::Seconds(40), "64MiB", /*bandwidth=*/"20MB");
+  auto engine = EngineOn(device_.get(), OpenLease());
+  const std::vector<char> frame = Pattern(3 * kMiB, 1);
+  const absl::Time begin = MonotonicClock()->Now();
+  const StorageHandle handle = Put(engine.get(), frame, 1);
+  std::vector<char> back(frame.size());
+  ASSERT_TRUE(FetchAndWait(engine.get(), handle, &back).ok());
+  EXPECT_TRUE(back == frame);
+  EXPECT_GE(MonotonicClock()->Now() - begin, absl::Milliseconds(2 * 3000 / 20));
+}
+
 TEST_F(TransferTest, AFetchMayBeRepeated) {
   StartFar();
   StartNear();

@@ -31,8 +31,9 @@ class TransportMaker {
                                                           std::function<void()> progress) = 0;
 };
 
-// For memory that the processor can read and write.
-std::unique_ptr<TransportMaker> MakeTcpTransports();
+// For memory that the processor can read and write. `bytes_per_second`, unless 0, is what all of
+// its transports together move each way at most: a network that is simulated.
+std::unique_ptr<TransportMaker> MakeTcpTransports(double bytes_per_second = 0);
 
 }  // namespace hyperframes
 

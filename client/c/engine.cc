@@ -77,7 +77,8 @@ absl::StatusOr<std::unique_ptr<Memory>> Engine::OpenRemote(Device* device,
   remote.node = lease.node;
   remote.address = lease.transfer_address;
   remote.bytes = lease.bytes;
-  remote.staging_bytes = std::min(remote.staging_bytes, std::max(lease.bytes / 4, kLeastStaging));
+  const Bytes fits = std::min(remote.staging_bytes, std::max(lease.bytes / 4, kLeastStaging));
+  remote.staging_bytes = lease.staging_bytes > 0 ? lease.staging_bytes : fits;
   return transfer_->Open(device, remote);
 }
 
@@ -131,6 +132,7 @@ std::vector<StorageHandle> Engine::TakeReleasable(Bytes limit, void* compute_str
 }
 
 bool Engine::TakeRevocation(std::string* lease_id) {
+  if (transfer_ != nullptr && transfer_->TakeRevocation(lease_id)) return true;
   std::set<DescriptorClient*> agents;
   for (const AgentLease& lease : agent_leases_) agents.insert(lease.agent);
   return std::any_of(agents.begin(), agents.end(), [lease_id](DescriptorClient* agent) {

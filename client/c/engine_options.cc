@@ -30,6 +30,7 @@ absl::StatusOr<LeaseOptions> ReadLease(const nlohmann::json& element, const std:
   reader.String("worker_socket", &lease.worker_socket);
   reader.String("node", &lease.node);
   reader.String("transfer_address", &lease.transfer_address);
+  reader.Size("staging_bytes", &lease.staging_bytes);
   HF_RETURN_IF_ERROR(reader.Read(element));
   if (tier == "TIER_PEER" || tier == "peer") {
     lease.tier = Tier::kPeer;

@@ -22,6 +22,7 @@ struct LeaseOptions {
   // is then that of this node's own agent, which starts this process's hftransfer.
   std::string node;
   std::string transfer_address;
+  Bytes staging_bytes = 0;  // With it: what the plan counts on this GPU; 0: chosen by the lease.
 };
 
 struct EngineOptions {

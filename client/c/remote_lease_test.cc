@@ -118,6 +118,24 @@ TEST_F(RemoteLeaseTest, AWrongTokenIsTheOtherNodesRefusal) {
   EXPECT_THAT(std::string(hf_last_error()), HasSubstr("node a"));
 }
 
+TEST_F(RemoteLeaseTest, ARevocationOfTheOtherNodeIsTakenByTheEngine) {
+  hf_engine* engine = nullptr;
+  ASSERT_EQ(Open(agent_->Lend("lease-1", kLease), &engine), HF_OK) << hf_last_error();
+  ASSERT_TRUE(agent_->table->Revoke("lease-1", absl::Hours(1)).ok());
+  ASSERT_TRUE(agent_->server->SendRevocation("lease-1"));
+  std::string asked;
+  EXPECT_TRUE(Eventually([engine, &asked] {
+    char* lease = nullptr;
+    EXPECT_EQ(hf_take_revocation(engine, &lease), HF_OK) << hf_last_error();
+    asked = lease == nullptr ? "" : lease;
+    hf_free(lease);
+    return !asked.empty();
+  }));
+  EXPECT_EQ(asked, "lease-1");
+  hf_engine_close(engine);
+  EXPECT_TRUE(Eventually([this] { return agent_->lent() == 0; }));
+}
+
 TEST_F(RemoteLeaseTest, AnEngineSaysWhichFrameAndNodeWasLost) {
   hf_engine* engine = nullptr;
   ASSERT_EQ(Open(agent_->Lend("lease-1", kLease), &engine), HF_OK) << hf_last_error();

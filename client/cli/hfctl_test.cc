@@ -96,6 +96,8 @@ class HfctlTest : public ::testing::Test {
     lease->set_device("SIM-a-1");
     lease->set_tier(v1::TIER_PEER);
     lease->set_bytes(20 * kMiB);
+    lease->set_node("nodeb");
+    lease->set_staging_bytes(5 * kMiB);
     v1::BlockDecision* block = rank->add_blocks();
     block->set_name("blocks.0");
     block->set_policy(v1::POLICY_RECOMPUTE);
@@ -199,10 +201,12 @@ TEST_F(HfctlTest, JobsAndDescribeShowReasonAndWorkers) {
   job.mutable_spec()->set_max_restarts(3);
   job.mutable_spec()->set_time_limit_s(1800);
   job.set_restarts(2);
+  job.set_plan_id("0123456789abcdef");
   coordinator_.AddJob(job);
+  coordinator_.set_plan("job-1", SomePlan());
   const ProgramResult jobs = Hfctl({"jobs"});
   EXPECT_EQ(jobs.exit_code, kExitOk) << jobs.err;
-  EXPECT_THAT(jobs.out, HasSubstr("RESTARTS"));
+  EXPECT_THAT(jobs.out, HasSubstr("NODES  RESTARTS"));
   EXPECT_THAT(jobs.out, HasSubstr("rank 1 ended with exit code 3"));
   const ProgramResult described = Hfctl({"job", "describe", "job-1"});
   EXPECT_EQ(described.exit_code, kExitOk) << described.err;
@@ -210,6 +214,7 @@ TEST_F(HfctlTest, JobsAndDescribeShowReasonAndWorkers) {
   EXPECT_THAT(described.out, HasSubstr("exit code 3"));
   EXPECT_THAT(described.out, HasSubstr("restarts:   2 of at most 3\n"));
   EXPECT_THAT(described.out, HasSubstr("time limit: 30m\n"));
+  EXPECT_THAT(described.out, HasSubstr("borrows:    20MiB on node nodeb\n"));
 }
 
 TEST_F(HfctlTest, LogsArePrintedByteForByte) {
@@ -319,7 +324,7 @@ TEST_F(HfctlTest, PlanShowsBytesPerTierAndLeases) {
   const ProgramResult result = Hfctl({"plan", "job-1"});
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   for (const std::string words : {"epoch 3", "10MiB", "20MiB", "30MiB", "40MiB", "250.00ms",
-                                  "SIM-a-1", "worth it: A is 2.5 times P"}) {
+                                  "SIM-a-1", "nodeb", "5MiB", "worth it: A is 2.5 times P"}) {
     EXPECT_THAT(result.out, HasSubstr(words));
   }
 }

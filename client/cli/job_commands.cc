@@ -1,4 +1,6 @@
 #include <iostream>
+#include <map>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -65,7 +67,27 @@ void PrintAttempts(const v1::Job& job, std::ostream* out) {
   table.Print(out);
 }
 
-void PrintJob(const v1::Job& job, std::ostream* out) {
+// "a, b": where its ranks are.
+std::string NodesOf(const v1::Job& job) {
+  std::set<std::string> nodes;
+  for (const v1::JobWorker& worker : job.workers()) nodes.insert(worker.node());
+  return absl::StrJoin(nodes, ", ");
+}
+
+// "20MiB on node b": where other nodes than a rank's own hold its frames.
+std::string BorrowedElsewhere(const v1::FramePlan& plan) {
+  std::map<std::string, Bytes> bytes;
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    for (const v1::LeaseNeed& lease : rank.leases()) {
+      if (lease.staging_bytes() > 0) bytes[lease.node()] += lease.bytes();
+    }
+  }
+  return absl::StrJoin(bytes, ", ", [](std::string* out, const auto& entry) {
+    absl::StrAppend(out, FormatBytes(entry.second), " on node ", entry.first);
+  });
+}
+
+void PrintJob(const v1::Job& job, const v1::FramePlan& plan, std::ostream* out) {
   PrintField(out, "id", job.id());
   PrintField(out, "name", job.spec().name());
   PrintField(out, "state",
@@ -90,6 +112,7 @@ void PrintJob(const v1::Job& job, std::ostream* out) {
   if (!job.plan_id().empty()) {
     PrintField(out, "plan", absl::StrCat(job.plan_id(), " epoch ", job.plan_epoch()));
   }
+  PrintField(out, "borrows", BorrowedElsewhere(plan));
   PrintWorkers(job, out);
   PrintAttempts(job, out);
 }
@@ -119,13 +142,14 @@ absl::StatusOr<int> RunJobs(CommandLine* line) {
                {"NAME"},
                {"STATE"},
                {"RANKS", kRight},
+               {"NODES"},
                {"RESTARTS", kRight},
                {"AGE", kRight},
                {"REASON"},
                {"MESSAGE"}});
   for (const v1::Job& job : response.jobs()) {
     table.AddRow({job.id(), job.spec().name(), JobStateName(job.state()),
-                  absl::StrCat(job.spec().ranks()), absl::StrCat(job.restarts()),
+                  absl::StrCat(job.spec().ranks()), NodesOf(job), absl::StrCat(job.restarts()),
                   AgeText(job.age_s()), job.reason(), job.message()});
   }
   if (response.jobs().empty()) {
@@ -145,7 +169,12 @@ absl::StatusOr<int> RunJobDescribe(CommandLine* line) {
     HF_RETURN_IF_ERROR(line->PrintJson(job));
     return kExitOk;
   }
-  PrintJob(job, line->out());
+  v1::GetPlanRequest request;
+  request.set_job_id(job.id());
+  absl::StatusOr<v1::FramePlan> plan = v1::FramePlan();
+  if (!job.plan_id().empty()) plan = client->GetPlan(request);
+  // A job is described all the same where its plan is gone.
+  PrintJob(job, plan.ok() ? *plan : v1::FramePlan(), line->out());
   return kExitOk;
 }
 

@@ -53,13 +53,14 @@ void PrintRanks(const v1::FramePlan& plan, std::ostream* out) {
 }
 
 void PrintLeases(const v1::FramePlan& plan, std::ostream* out) {
-  Table table({{"RANK", kRight}, {"LENDER"}, {"TIER"}, {"LEASE", kRight}});
+  Table table(
+      {{"RANK", kRight}, {"LENDER"}, {"NODE"}, {"TIER"}, {"LEASE", kRight}, {"STAGING", kRight}});
   bool any = false;
   for (const v1::RankPlan& rank : plan.ranks()) {
     for (const v1::LeaseNeed& lease : rank.leases()) {
       any = true;
-      table.AddRow({absl::StrCat(rank.rank()), lease.device(), TierText(lease.tier()),
-                    FormatBytes(lease.bytes())});
+      table.AddRow({absl::StrCat(rank.rank()), lease.device(), lease.node(), TierText(lease.tier()),
+                    FormatBytes(lease.bytes()), FormatBytes(lease.staging_bytes())});
     }
   }
   if (!any) return;

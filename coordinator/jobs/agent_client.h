@@ -29,8 +29,8 @@ class AgentClient {
                                                         const v1::DetachWorkerRequest& request) = 0;
   virtual absl::StatusOr<v1::ReservePortResponse> ReservePort(
       const std::string& address, const v1::ReservePortRequest& request) = 0;
-  virtual absl::StatusOr<v1::LeaseReport> PrepareLease(const std::string& address,
-                                                       const v1::PrepareLeaseRequest& request) = 0;
+  virtual absl::StatusOr<v1::LeaseResponse> PrepareLease(
+      const std::string& address, const v1::PrepareLeaseRequest& request) = 0;
   virtual absl::StatusOr<v1::LeaseReport> CommitLease(const std::string& address,
                                                       const v1::LeaseRequest& request) = 0;
   virtual absl::StatusOr<v1::LeaseReport> ReleaseLease(const std::string& address,

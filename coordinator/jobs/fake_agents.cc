@@ -135,8 +135,8 @@ absl::StatusOr<v1::ReservePortResponse> FakeAgents::ReservePort(
   return response;
 }
 
-absl::StatusOr<v1::LeaseReport> FakeAgents::PrepareLease(const std::string& address,
-                                                         const v1::PrepareLeaseRequest& request) {
+absl::StatusOr<v1::LeaseResponse> FakeAgents::PrepareLease(const std::string& address,
+                                                           const v1::PrepareLeaseRequest& request) {
   MutexLock lock(&mutex_);
   absl::Status scripted = Next("PrepareLease");
   if (!scripted.ok()) return scripted;
@@ -148,7 +148,10 @@ absl::StatusOr<v1::LeaseReport> FakeAgents::PrepareLease(const std::string& addr
   lease.set_tier(request.tier());
   lease.set_bytes(request.bytes());
   lease.set_state(v1::LEASE_STATE_PREPARED);
-  return lease;
+  v1::LeaseResponse response;
+  *response.mutable_lease() = lease;
+  if (!request.holder_node().empty()) response.set_transfer_address("transfer:" + address);
+  return response;
 }
 
 absl::StatusOr<v1::LeaseReport> FakeAgents::CommitLease(const std::string& address,

@@ -172,6 +172,9 @@ TEST_F(Membership, NamesTheFieldThatItCannotRead) {
   auto link = Description("a", 1);
   link.add_links()->set_bytes_per_second(0);
   refused(link, "links");
+  auto network = Description("a", 1);
+  network.mutable_network()->set_bytes_per_second(-1);
+  refused(network, "network");
   EXPECT_TRUE(registry_.List().empty());
 }
 

@@ -74,6 +74,15 @@ absl::Status CheckReports(const Message& message) {
   return absl::OkStatus();
 }
 
+absl::Status CheckNetwork(const v1::NetworkProfile& network) {
+  const auto is_count = [](double value) { return std::isfinite(value) && value >= 0; };
+  if (is_count(network.bytes_per_second()) && is_count(network.latency_s()) &&
+      network.transfer_bytes() >= 0 && network.kind().size() <= 64) {
+    return absl::OkStatus();
+  }
+  return BadField("network", network.kind(), "bandwidth, latency and bytes must not be negative");
+}
+
 absl::Status CheckDescription(const v1::RegisterRequest& request) {
   HF_RETURN_IF_ERROR(CheckName("node", request.node()));
   if (request.incarnation() == 0) return BadField("incarnation", "0", "a random number, not 0");
@@ -96,6 +105,7 @@ absl::Status CheckDescription(const v1::RegisterRequest& request) {
                       "bandwidth must be positive and latency not negative");
     }
   }
+  HF_RETURN_IF_ERROR(CheckNetwork(request.network()));
   return CheckReports(request);
 }
 
@@ -154,6 +164,7 @@ absl::Status NodeRegistry::Register(const v1::RegisterRequest& request) {
   info.set_host_lendable_bytes(request.host_lendable_bytes());
   *info.mutable_gpus() = request.gpus();
   *info.mutable_links() = request.links();
+  *info.mutable_network() = request.network();
   *info.mutable_leases() = request.leases();
   *info.mutable_workers() = request.workers();
   info.set_host_lent_bytes(HostLentBytes(info));

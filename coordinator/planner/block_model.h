@@ -32,6 +32,8 @@ struct Path {
   Bytes taken = 0;      // Used or leased there already, for levelling.
   Bytes usable = 1;     // M of the lender.
   std::string kind;
+  std::string node;   // Of the lender, where that is another one than the GPU's; else empty.
+  Bytes staging = 0;  // With it: on the rank's GPU, for as long as there is a lease.
 };
 
 constexpr int kNeverRead = std::numeric_limits<int>::max();
@@ -76,11 +78,13 @@ struct ModelBlock {
 
 struct RankModel {
   std::vector<ModelBlock> blocks;
-  std::vector<Path> paths;  // Peers by UUID, then hosts by UUID.
+  std::vector<Path> paths;  // Peers, other nodes' GPUs, hosts; each by UUID.
   double lane_slowdown[kLanes] = {};
   Bytes activation_limit = kNoLimit;  // On activations.
   Bytes total_limit = kNoLimit;       // On activations + transient bytes of the running block.
   bool level_first = false;
+  // Of total_limit: taken off it already for whatever paths to other nodes need on this GPU.
+  Bytes across_nodes = 0;
 };
 
 constexpr int kKept = -1;

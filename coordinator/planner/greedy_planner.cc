@@ -114,30 +114,76 @@ void PlaceStorages(const RankModel& model, const RankProblem& problem, const Ran
     plan->blocks.push_back(std::move(decision));
   }
   for (size_t p = 0; p < ends.size(); ++p) {
-    if (ends[p] > 0) plan->leases.push_back({model.paths[p].device, model.paths[p].tier, ends[p]});
+    if (ends[p] == 0) continue;
+    const Path& path = model.paths[p];
+    plan->leases.push_back({path.device, path.tier, ends[p], path.node, path.staging});
   }
+}
+
+struct Searched {
+  RankModel model;
+  RankSolution solution;
+};
+
+// Other nodes lend where that makes the step shorter than what the rank's own node can lend, all
+// that it costs counted: nothing else speaks for a near lender.
+absl::StatusOr<Searched> SearchLenders(const PlanProblem& problem, size_t rank,
+                                       const Taken& taken) {
+  RankModel own = BuildRankModel(problem, rank, taken);
+  absl::optional<RankSolution> near = SearchRank(own);
+  const bool ideal =
+      near.has_value() && near->result.exposed_s <= 0 && near->result.recompute_s <= 0;
+  if (ideal) return Searched{std::move(own), *std::move(near)};
+  RankModel all = BuildRankModel(problem, rank, taken, Lenders::kAllNodes);
+  const bool crosses = std::any_of(all.paths.begin(), all.paths.end(),
+                                   [](const Path& path) { return !path.node.empty(); });
+  if (crosses) {
+    absl::optional<RankSolution> far = SearchRank(all);
+    if (far.has_value() && (!near.has_value() || far->result.step_s < near->result.step_s)) {
+      return Searched{std::move(all), *std::move(far)};
+    }
+  }
+  if (near.has_value()) return Searched{std::move(own), *std::move(near)};
+  return NothingFits(problem, rank, crosses ? all : own);
+}
+
+// Where each lease is; what frames of other nodes take of the rank's GPU is in its peak, and what
+// hftransfer keeps of the lender is lent to nobody else.
+void CountAcrossNodes(const PlanProblem& problem, const std::string& gpu, RankPlan* plan,
+                      Taken* taken) {
+  bool crosses = false;
+  for (LeaseNeed& lease : plan->leases) {
+    const DeviceProfile& lender = DeviceOf(problem, lease.device);
+    lease.node = lender.node;
+    taken->leased[lease.device] += lease.bytes;
+    if (lease.staging_bytes == 0) continue;
+    crosses = true;
+    plan->predicted_peak += lease.staging_bytes;
+    taken->leased[lease.device] += lender.transfer_bytes;
+  }
+  if (crosses) plan->predicted_peak += DeviceOf(problem, gpu).transfer_bytes;
 }
 
 absl::StatusOr<RankPlan> PlanRank(const PlanProblem& problem, size_t rank, Taken* taken) {
   const RankProblem& of = problem.ranks[rank];
-  const RankModel model = BuildRankModel(problem, rank, *taken);
-  absl::optional<RankSolution> solution = SearchRank(model);
-  if (!solution.has_value()) return NothingFits(problem, rank, model);
+  HF_ASSIGN_OR_RETURN(Searched searched, SearchLenders(problem, rank, *taken));
+  const RankModel& model = searched.model;
+  RankSolution& solution = searched.solution;
   const Bytes fixed = of.resident_bytes + of.overhead_bytes + RoundingBytes(of);
   const Bytes usable = DeviceOf(problem, of.gpu).usable_bytes;
-  if (problem.level_first) solution = MostLevel(model, *std::move(solution), usable, fixed);
+  if (problem.level_first) solution = MostLevel(model, std::move(solution), usable, fixed);
   RankPlan plan;
   plan.rank = of.rank;
-  PlaceStorages(model, of, *solution, &plan);
-  plan.stash_limit = solution->limits.stash;
-  plan.prefetch_limit = solution->limits.prefetch;
+  PlaceStorages(model, of, solution, &plan);
+  plan.stash_limit = solution.limits.stash;
+  plan.prefetch_limit = solution.limits.prefetch;
   for (const ModelBlock& block : model.blocks) plan.activation_bytes += block.bytes;
-  plan.predicted_activation_peak = solution->result.activation_peak;
-  plan.predicted_peak = solution->result.total_peak + fixed;
-  plan.predicted_step = FromSeconds(solution->result.step_s);
-  plan.predicted_exposed = FromSeconds(solution->result.exposed_s);
-  plan.predicted_recompute = FromSeconds(solution->result.recompute_s);
-  for (const LeaseNeed& lease : plan.leases) taken->leased[lease.device] += lease.bytes;
+  plan.predicted_activation_peak = solution.result.activation_peak;
+  plan.predicted_peak = solution.result.total_peak + fixed;
+  plan.predicted_step = FromSeconds(solution.result.step_s);
+  plan.predicted_exposed = FromSeconds(solution.result.exposed_s);
+  plan.predicted_recompute = FromSeconds(solution.result.recompute_s);
+  CountAcrossNodes(problem, of.gpu, &plan, taken);
   taken->own_peaks[of.gpu] = plan.predicted_peak;
   return plan;
 }

@@ -45,7 +45,7 @@ absl::Status NothingFits(const PlanProblem& problem, size_t rank, const RankMode
   const DeviceProfile& gpu = DeviceOf(problem, of.gpu);
   const RankSolution keep = KeepAll(model);
   const std::string who = absl::StrCat("no plan fits rank ", of.rank, " on GPU ", of.gpu, ": ");
-  const Bytes fixed = of.resident_bytes + RoundingBytes(of);
+  const Bytes fixed = of.resident_bytes + RoundingBytes(of) + model.across_nodes;
   if (of.activation_budget >= 0) {
     const Bytes smallest =
         Smallest(model, &RankModel::activation_limit, &StepResult::activation_peak);

@@ -89,6 +89,7 @@ void AddSurroundings(const PlanProblem& problem, Hash* hash) {
     hash->Number(device.is_host ? 1 : 0);
     hash->Number(device.usable_bytes);
     hash->Number(device.lendable_bytes);
+    hash->Number(device.transfer_bytes);
   }
   hash->Number(static_cast<int64_t>(problem.links.size()));
   for (const LinkProfile& link : problem.links) {

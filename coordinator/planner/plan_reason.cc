@@ -23,6 +23,10 @@ double ComputeInBetween(const RankModel& model, size_t block) {
   return seconds;
 }
 
+std::string Lender(const Path& path) {
+  return path.node.empty() ? path.device : absl::StrCat(path.device, " on node ", path.node);
+}
+
 // "12MiB to SIM-a-1 and 4MiB to host:a".
 std::string Destinations(const RankModel& model, const ModelBlock& block,
                          const BlockChoice& choice) {
@@ -33,7 +37,7 @@ std::string Destinations(const RankModel& model, const ModelBlock& block,
   std::string text;
   for (const auto& [path, moved] : bytes) {
     absl::StrAppend(&text, text.empty() ? "" : " and ", FormatBytes(moved), " to ",
-                    model.paths[static_cast<size_t>(path)].device);
+                    Lender(model.paths[static_cast<size_t>(path)]));
   }
   return text;
 }
@@ -57,7 +61,7 @@ std::string AlternativeMove(const RankModel& model, const ModelBlock& block) {
         path.out_latency_s + static_cast<double>(block.bytes) / path.out_bytes_per_s;
     if (!best.empty() && seconds >= fastest) continue;
     fastest = seconds;
-    best = absl::StrCat("moving it to ", path.device, " would take ", Time(seconds), " each way");
+    best = absl::StrCat("moving it to ", Lender(path), " would take ", Time(seconds), " each way");
   }
   return best.empty() ? "no lender has room and a measured link" : best;
 }

@@ -39,6 +39,8 @@ struct LeaseNeed {
   std::string device;
   Tier tier = Tier::kHost;
   Bytes bytes = 0;
+  std::string node;         // The lender's.
+  Bytes staging_bytes = 0;  // On the rank's own GPU, where the lender is on another node.
 };
 
 struct RankPlan {

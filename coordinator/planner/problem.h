@@ -89,9 +89,12 @@ struct DeviceProfile {
   bool is_host = false;
   Bytes usable_bytes = 0;    // M.
   Bytes lendable_bytes = 0;  // After its own use, its reserve, and other jobs' leases.
+  // What hftransfer keeps of it while frames go to, or come from, another node.
+  Bytes transfer_bytes = 0;
 };
 
-// A measured path between a GPU that computes and a lender. Both directions are priced alike unless
+// A path between a GPU that computes and a lender, measured, or as told of the network between two
+// nodes. Both directions are priced alike unless
 // two entries say otherwise.
 struct LinkProfile {
   std::string from;

@@ -174,6 +174,7 @@ absl::Status CheckDevices(const PlanProblem& problem, std::set<std::string>* all
     HF_RETURN_IF_ERROR(CheckName(absl::StrCat(of, ".uuid"), device.uuid));
     HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".usable_bytes"), device.usable_bytes));
     HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".lendable_bytes"), device.lendable_bytes));
+    HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(of, ".transfer_bytes"), device.transfer_bytes));
     if (!all->insert(device.uuid).second) {
       return Refuse(absl::StrCat(of, ".uuid"), absl::StrCat(Short(device.uuid), " is there twice"));
     }

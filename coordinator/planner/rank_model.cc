@@ -13,6 +13,13 @@ namespace {
 // More lenders than this make no plan better, only slower to find.
 constexpr size_t kMostPeers = 8;
 constexpr size_t kMostHosts = 2;
+constexpr size_t kMostOnOtherNodes = 4;
+
+// Staging memory for one lease on another node: a 64th of the GPU. More than the most makes no copy
+// faster, and less than the least makes pieces so small that their messages cost more than bytes.
+constexpr Bytes kLeastStaging = kMiB;
+constexpr Bytes kMostStaging = 128 * kMiB;
+constexpr Bytes kStagingShare = 64;
 
 const LinkProfile* FindLink(const PlanProblem& problem, const std::string& from,
                             const std::string& to) {
@@ -56,6 +63,20 @@ Bytes RoomOn(const DeviceProfile& device, const Taken& taken) {
   return std::max<Bytes>(0, room) / kSlotAlignment * kSlotAlignment;
 }
 
+Bytes StagingOn(const DeviceProfile& gpu) {
+  const Bytes staging = std::clamp(gpu.usable_bytes / kStagingShare, kLeastStaging, kMostStaging);
+  return staging / kSlotAlignment * kSlotAlignment;
+}
+
+// Marks a path whose lender is on another node than `gpu`: there hftransfer keeps its own bytes,
+// and here the frames pass through staging memory.
+void Cross(const DeviceProfile& gpu, const DeviceProfile& lender, Path* path) {
+  path->node = lender.node;
+  path->staging = StagingOn(gpu);
+  path->room =
+      std::max<Bytes>(0, path->room - lender.transfer_bytes) / kSlotAlignment * kSlotAlignment;
+}
+
 void KeepFastest(std::vector<Path>* paths, size_t most) {
   std::stable_sort(paths->begin(), paths->end(), [](const Path& a, const Path& b) {
     const double a_speed = std::min(a.out_bytes_per_s, a.in_bytes_per_s);
@@ -68,12 +89,16 @@ void KeepFastest(std::vector<Path>* paths, size_t most) {
 }
 
 void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& taken,
-              RankModel* model) {
+              Lenders lenders, RankModel* model) {
   const std::map<std::string, int> ranks_per_group = RanksPerGroup(problem);
+  const DeviceProfile& own = DeviceOf(problem, gpu);
   std::vector<Path> by_tier[kTierCount];
+  std::vector<Path> on_other_nodes;
   std::set<std::string> groups[kTierCount];
   for (const DeviceProfile& device : problem.devices) {
     const Tier tier = device.is_host ? Tier::kHost : Tier::kPeer;
+    const bool crosses = device.node != own.node;
+    if (crosses && (lenders == Lenders::kOwnNode || device.is_host)) continue;
     const auto& forbidden = problem.forbidden_tiers;
     if (device.uuid == gpu ||
         std::find(forbidden.begin(), forbidden.end(), tier) != forbidden.end())
@@ -96,7 +121,12 @@ void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& t
     path.usable = device.usable_bytes;
     path.taken = std::max<Bytes>(0, device.usable_bytes - path.room);
     path.kind = out->kind;
+    if (crosses) Cross(own, device, &path);
     if (path.room < kSlotAlignment) continue;
+    if (crosses) {
+      on_other_nodes.push_back(path);
+      continue;
+    }
     if (!out->shared_group.empty()) groups[static_cast<int>(tier)].insert(out->shared_group);
     by_tier[static_cast<int>(tier)].push_back(path);
   }
@@ -107,9 +137,13 @@ void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& t
   }
   KeepFastest(&by_tier[static_cast<int>(Tier::kPeer)], kMostPeers);
   KeepFastest(&by_tier[static_cast<int>(Tier::kHost)], kMostHosts);
-  for (const Tier tier : {Tier::kPeer, Tier::kHost}) {
-    for (Path& path : by_tier[static_cast<int>(tier)]) {
-      path.lane = tier == Tier::kHost && !shared ? 1 : 0;
+  KeepFastest(&on_other_nodes, kMostOnOtherNodes);
+  for (auto* const paths : {&by_tier[static_cast<int>(Tier::kPeer)], &on_other_nodes,
+                            &by_tier[static_cast<int>(Tier::kHost)]}) {
+    for (Path& path : *paths) {
+      // What goes to another node leaves the GPU by the way that host memory is reached by.
+      const bool leaves = path.tier == Tier::kHost || !path.node.empty();
+      path.lane = leaves && !shared ? 1 : 0;
       double& slowdown = model->lane_slowdown[path.lane];
       slowdown = std::max(slowdown, path.slowdown);
       model->paths.push_back(path);
@@ -239,18 +273,24 @@ Bytes RoundingBytes(const RankProblem& rank) {
   return rounding;
 }
 
-RankModel BuildRankModel(const PlanProblem& problem, size_t rank, const Taken& taken) {
+RankModel BuildRankModel(const PlanProblem& problem, size_t rank, const Taken& taken,
+                         Lenders lenders) {
   const RankProblem& of = problem.ranks[rank];
   RankModel model;
   model.level_first = problem.level_first;
   for (const BlockProfile& block : of.blocks) {
     model.blocks.push_back(ToModel(block, problem.forbid_recompute, problem.forbid_selective));
   }
-  AddPaths(problem, of.gpu, taken, &model);
+  AddPaths(problem, of.gpu, taken, lenders, &model);
   const DeviceProfile& gpu = DeviceOf(problem, of.gpu);
   const auto leased = taken.leased.find(of.gpu);
   const Bytes lent = leased == taken.leased.end() ? 0 : leased->second;
-  const Bytes fixed = of.resident_bytes + RoundingBytes(of);
+  for (const Path& path : model.paths) {
+    if (path.node.empty()) continue;
+    if (model.across_nodes == 0) model.across_nodes = gpu.transfer_bytes;
+    model.across_nodes += path.staging;
+  }
+  const Bytes fixed = of.resident_bytes + RoundingBytes(of) + model.across_nodes;
   model.total_limit = gpu.usable_bytes - lent - of.overhead_bytes - fixed;
   if (of.budget >= 0) model.total_limit = std::min(model.total_limit, of.budget - fixed);
   if (of.activation_budget >= 0) model.activation_limit = of.activation_budget;

@@ -16,8 +16,14 @@ struct Taken {
   std::map<std::string, Bytes> own_peaks;  // Of GPUs whose rank is planned already.
 };
 
+enum class Lenders {
+  kOwnNode,   // On the rank's node alone.
+  kAllNodes,  // Others too: their staging memory is taken off the rank's limit, used or not.
+};
+
 // `problem` is checked and in canonical order.
-RankModel BuildRankModel(const PlanProblem& problem, size_t rank, const Taken& taken);
+RankModel BuildRankModel(const PlanProblem& problem, size_t rank, const Taken& taken,
+                         Lenders lenders = Lenders::kOwnNode);
 
 // Bytes that the allocator's alignment adds at most, over all storages of a rank. Counted where a
 // budget bounds allocated bytes, not where it bounds the storages alone.

@@ -13,6 +13,7 @@
 #include "common/random_id.h"
 #include "common/status_macros.h"
 #include "coordinator/jobs/job_state.h"
+#include "coordinator/plans/network_links.h"
 #include "coordinator/plans/plan_problem.h"
 
 namespace hyperframes {
@@ -46,11 +47,26 @@ std::string MissingRanks(const std::vector<bool>& present) {
   return missing;
 }
 
+bool BorrowsElsewhere(const v1::JobRecord& job, const v1::FramePlan& plan) {
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    for (const v1::LeaseNeed& need : rank.leases()) {
+      if (need.node() != job.workers(rank.rank()).node()) return true;
+    }
+  }
+  return false;
+}
+
 // The rank's own GPU, and its links with the devices that it was granted.
-void DescribeSurroundings(const Node& node, const std::string& gpu,
+void DescribeSurroundings(const NodeRegistry& registry, const Node& node, const std::string& gpu,
                           v1::CreatePlanResponse* response) {
   std::set<std::string> granted;
-  for (const v1::LeaseGrant& grant : response->leases()) granted.insert(grant.device());
+  for (const v1::LeaseGrant& grant : response->leases()) {
+    granted.insert(grant.device());
+    if (grant.transfer_address().empty()) continue;
+    const absl::StatusOr<Node> other = registry.Find(grant.node());
+    if (!other.ok()) continue;  // Gone since: the lease is lost, and nothing is planned with it.
+    *response->add_links() = NetworkLink(node, gpu, *other, grant.device());
+  }
   for (const v1::LinkProfile& link : node.info.links()) {
     if ((link.from() == gpu && granted.count(link.to()) > 0) ||
         (link.to() == gpu && granted.count(link.from()) > 0)) {
@@ -61,6 +77,7 @@ void DescribeSurroundings(const Node& node, const std::string& gpu,
     if (own.uuid() != gpu) continue;
     response->mutable_gpu()->set_uuid(gpu);
     response->mutable_gpu()->set_node(node.info.node());
+    response->mutable_gpu()->set_transfer_bytes(node.info.network().transfer_bytes());
     response->mutable_gpu()->set_usable_bytes(
         std::max<Bytes>(0, own.total_bytes() - own.lent_bytes()));
   }
@@ -206,9 +223,7 @@ absl::StatusOr<v1::PlanRecord> PlanDesk::MakePlan(const v1::JobRecord& job, cons
   const absl::StatusOr<v1::PlanRecord> before = leases_->GetPlan(job.id());
   if (before.ok()) epoch = std::max(epoch, before->plan().epoch());
   GiveBack(leases_->OfJob(job.id()), "replaced");
-  HF_ASSIGN_OR_RETURN(*record.mutable_plan(), AskPlanner(job, round));
-  record.mutable_plan()->set_epoch(epoch + 1);
-  HF_RETURN_IF_ERROR(TakeLeases(job, record));
+  HF_RETURN_IF_ERROR(PlanAndLease(job, round, epoch + 1, &record));
   const auto updated = jobs_->Update(job.id(), [&](v1::JobRecord* edited) {
     edited->set_plan_id(record.plan().id());
     edited->set_plan_epoch(record.plan().epoch());
@@ -220,11 +235,35 @@ absl::StatusOr<v1::PlanRecord> PlanDesk::MakePlan(const v1::JobRecord& job, cons
   return record;
 }
 
-absl::StatusOr<v1::FramePlan> PlanDesk::AskPlanner(const v1::JobRecord& job, const Round& round) {
+absl::Status PlanDesk::PlanAndLease(const v1::JobRecord& job, const Round& round, int64_t epoch,
+                                    v1::PlanRecord* record) {
+  absl::Status first;
+  for (const bool across_nodes : {true, false}) {
+    absl::StatusOr<v1::FramePlan> plan = AskPlanner(job, round, across_nodes);
+    if (!plan.ok()) return first.ok() ? plan.status() : first;
+    *record->mutable_plan() = *std::move(plan);
+    record->mutable_plan()->set_epoch(epoch);
+    const absl::Status taken = TakeLeases(job, *record);
+    if (taken.ok()) return taken;
+    if (first.ok()) first = taken;
+    const bool gone = absl::IsUnavailable(taken) || absl::IsDeadlineExceeded(taken);
+    if (!gone || !BorrowsElsewhere(job, record->plan())) break;
+    LOG(WARNING) << job.id() << ": planned without other nodes: " << taken;
+  }
+  return first;
+}
+
+absl::StatusOr<v1::FramePlan> PlanDesk::AskPlanner(const v1::JobRecord& job, const Round& round,
+                                                   bool across_nodes) {
+  std::vector<Node> nodes = registry_->List();
+  for (Node& node : nodes) {
+    if (!across_nodes) node.info.clear_network();
+  }
   const v1::PlanProblem problem =
-      BuildPlanProblem(job, round.requests, registry_->List(), jobs_->Active(), leases_->All());
+      BuildPlanProblem(job, round.requests, nodes, jobs_->Active(), leases_->All());
   HF_ASSIGN_OR_RETURN(v1::FramePlan plan, planner_(problem));
   HF_RETURN_IF_ERROR(CheckPlan(job, problem, plan));
+  NameLenders(problem, &plan);
   return plan;
 }
 
@@ -237,7 +276,10 @@ std::vector<v1::LeaseRecord> PlanDesk::LeasesOf(const v1::JobRecord& job,
       lease.set_lease_id(absl::StrCat("lease-", RandomHex(8)));
       lease.set_job_id(job.id());
       lease.set_rank(rank.rank());
-      lease.set_node(job.workers(rank.rank()).node());
+      lease.set_node(need.node());
+      const std::string& holder = job.workers(rank.rank()).node();
+      if (holder != need.node()) lease.set_holder_node(holder);
+      lease.set_staging_bytes(need.staging_bytes());
       lease.set_device(need.device());
       lease.set_tier(need.tier());
       lease.set_bytes(need.bytes());
@@ -252,16 +294,16 @@ std::vector<v1::LeaseRecord> PlanDesk::LeasesOf(const v1::JobRecord& job,
 }
 
 absl::Status PlanDesk::TakeLeases(const v1::JobRecord& job, const v1::PlanRecord& plan) {
-  const std::vector<v1::LeaseRecord> leases = LeasesOf(job, plan);
+  std::vector<v1::LeaseRecord> leases = LeasesOf(job, plan);
   HF_RETURN_IF_ERROR(leases_->Add(leases));
-  absl::Status status = PrepareAndCommit(leases);
+  absl::Status status = PrepareAndCommit(&leases);
   if (status.ok()) status = leases_->CommitPlan(plan, leases);
   if (!status.ok()) GiveBack(leases, "aborted");
   return status;
 }
 
-absl::Status PlanDesk::PrepareAndCommit(const std::vector<v1::LeaseRecord>& leases) {
-  for (const v1::LeaseRecord& lease : leases) {
+absl::Status PlanDesk::PrepareAndCommit(std::vector<v1::LeaseRecord>* leases) {
+  for (v1::LeaseRecord& lease : *leases) {
     HF_ASSIGN_OR_RETURN(const std::string address, AgentAddress(lease.node()));
     v1::PrepareLeaseRequest request;
     request.set_epoch(options_.epoch);
@@ -272,9 +314,15 @@ absl::Status PlanDesk::PrepareAndCommit(const std::vector<v1::LeaseRecord>& leas
     request.set_device(lease.device());
     request.set_tier(lease.tier());
     request.set_bytes(lease.bytes());
-    HF_RETURN_IF_ERROR(agents_->PrepareLease(address, request).status());
+    request.set_holder_node(lease.holder_node());
+    HF_ASSIGN_OR_RETURN(const v1::LeaseResponse prepared, agents_->PrepareLease(address, request));
+    lease.set_transfer_address(prepared.transfer_address());
+    if (lease.holder_node().empty() == prepared.transfer_address().empty()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "node ", lease.node(), " lends ", lease.device(), " without an hftransfer for ", "node ",
+        lease.holder_node(), "; install one release on all nodes"));
   }
-  for (const v1::LeaseRecord& lease : leases) {
+  for (const v1::LeaseRecord& lease : *leases) {
     HF_ASSIGN_OR_RETURN(const std::string address, AgentAddress(lease.node()));
     v1::LeaseRequest request;
     request.set_epoch(options_.epoch);
@@ -340,8 +388,11 @@ absl::StatusOr<v1::CreatePlanResponse> PlanDesk::Answer(const v1::JobRecord& job
     grant->set_tier(lease.tier());
     grant->set_bytes(lease.bytes());
     grant->set_worker_socket(node->worker_socket);
+    grant->set_node(lease.node());
+    grant->set_transfer_address(lease.transfer_address());
+    grant->set_staging_bytes(lease.staging_bytes());
   }
-  DescribeSurroundings(*node, job.workers(rank).gpu(), &response);
+  DescribeSurroundings(*registry_, *node, job.workers(rank).gpu(), &response);
   if (response.leases_size() != response.plan().leases_size()) {
     return absl::AbortedError(absl::StrCat(
         "rank ", rank, " has ", response.leases_size(), " of the ", response.plan().leases_size(),

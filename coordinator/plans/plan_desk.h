@@ -75,9 +75,16 @@ class PlanDesk {
   absl::Status Wait(const v1::CreatePlanRequest& request, const std::shared_ptr<Round>& round)
       HF_REQUIRES(mutex_);
   absl::StatusOr<v1::PlanRecord> MakePlan(const v1::JobRecord& job, const Round& round);
-  absl::StatusOr<v1::FramePlan> AskPlanner(const v1::JobRecord& job, const Round& round);
+  // A plan, with its leases committed. Another node may be gone before anybody has noticed: where
+  // such a one does not answer, the job is planned without other nodes, and where that does not fit
+  // the first failure stands.
+  absl::Status PlanAndLease(const v1::JobRecord& job, const Round& round, int64_t epoch,
+                            v1::PlanRecord* record);
+  absl::StatusOr<v1::FramePlan> AskPlanner(const v1::JobRecord& job, const Round& round,
+                                           bool across_nodes);
   absl::Status TakeLeases(const v1::JobRecord& job, const v1::PlanRecord& plan);
-  absl::Status PrepareAndCommit(const std::vector<v1::LeaseRecord>& leases);
+  // Fills in where the transfers of leases on other nodes are reached.
+  absl::Status PrepareAndCommit(std::vector<v1::LeaseRecord>* leases);
   // Releases on the agents; what cannot be released now is left to the reclaimer.
   void GiveBack(const std::vector<v1::LeaseRecord>& leases, const std::string& reason);
   std::vector<v1::LeaseRecord> LeasesOf(const v1::JobRecord& job, const v1::PlanRecord& plan) const;

@@ -14,9 +14,10 @@
 namespace hyperframes {
 
 // `requests` has one entry per rank, in order. Devices are the GPUs and the host memory of the
-// ranks' own nodes. A GPU lends what is left of its total after its reserve and the leases on it;
-// one that computes for any job, is unhealthy or whose node is not ALIVE lends nothing. The job's
-// quotas scale what may be lent to it.
+// ranks' own nodes, and GPUs of other nodes as far as a network leads there. A GPU lends what is
+// left of its total after its reserve and the leases on it; one that computes for any job, is
+// unhealthy or whose node is not ALIVE lends nothing. The job's quotas scale what may be lent to
+// it; other nodes lend what the own ones leave of its quota.
 v1::PlanProblem BuildPlanProblem(const v1::JobRecord& job,
                                  const std::vector<v1::CreatePlanRequest>& requests,
                                  const std::vector<Node>& nodes,
@@ -27,6 +28,9 @@ v1::PlanProblem BuildPlanProblem(const v1::JobRecord& job,
 // is over one of the job's quotas. The message names rank, device and bytes.
 absl::Status CheckPlan(const v1::JobRecord& job, const v1::PlanProblem& problem,
                        const v1::FramePlan& plan);
+
+// Writes into each of the plan's leases which node lends it.
+void NameLenders(const v1::PlanProblem& problem, v1::FramePlan* plan);
 
 }  // namespace hyperframes
 

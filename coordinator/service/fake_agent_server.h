@@ -78,7 +78,7 @@ class FakeAgentServer final : public v1::Agent::Service {
   }
   grpc::Status PrepareLease(grpc::ServerContext*, const v1::PrepareLeaseRequest* request,
                             v1::LeaseResponse* response) override {
-    return Give(agents_->PrepareLease(name_, *request), response->mutable_lease());
+    return Give(agents_->PrepareLease(name_, *request), response);
   }
   grpc::Status CommitLease(grpc::ServerContext*, const v1::LeaseRequest* request,
                            v1::LeaseResponse* response) override {

@@ -78,11 +78,9 @@ absl::StatusOr<v1::ReservePortResponse> GrpcAgentClient::ReservePort(
   return Call(address, request, &v1::Agent::Stub::ReservePort);
 }
 
-absl::StatusOr<v1::LeaseReport> GrpcAgentClient::PrepareLease(
+absl::StatusOr<v1::LeaseResponse> GrpcAgentClient::PrepareLease(
     const std::string& address, const v1::PrepareLeaseRequest& request) {
-  HF_ASSIGN_OR_RETURN(const v1::LeaseResponse response,
-                      Call(address, request, &v1::Agent::Stub::PrepareLease));
-  return response.lease();
+  return Call(address, request, &v1::Agent::Stub::PrepareLease);
 }
 
 absl::StatusOr<v1::LeaseReport> GrpcAgentClient::CommitLease(const std::string& address,

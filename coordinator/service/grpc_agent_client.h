@@ -27,8 +27,8 @@ class GrpcAgentClient final : public AgentClient {
                                                 const v1::DetachWorkerRequest& request) override;
   absl::StatusOr<v1::ReservePortResponse> ReservePort(
       const std::string& address, const v1::ReservePortRequest& request) override;
-  absl::StatusOr<v1::LeaseReport> PrepareLease(const std::string& address,
-                                               const v1::PrepareLeaseRequest& request) override;
+  absl::StatusOr<v1::LeaseResponse> PrepareLease(const std::string& address,
+                                                 const v1::PrepareLeaseRequest& request) override;
   absl::StatusOr<v1::LeaseReport> CommitLease(const std::string& address,
                                               const v1::LeaseRequest& request) override;
   absl::StatusOr<v1::LeaseReport> ReleaseLease(const std::string& address,

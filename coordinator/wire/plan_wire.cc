@@ -92,7 +92,9 @@ absl::StatusOr<RankPlan> RankFromProto(const v1::RankPlan& message, const std::s
     const std::string of = absl::StrCat(field, ".leases[", l, "]");
     HF_ASSIGN_OR_RETURN(const Tier tier, WireTier(absl::StrCat(of, ".tier"), lease.tier()));
     HF_RETURN_IF_ERROR(CheckWireBytes(absl::StrCat(of, ".bytes"), lease.bytes()));
-    rank.leases.push_back({lease.device(), tier, lease.bytes()});
+    HF_RETURN_IF_ERROR(CheckWireBytes(absl::StrCat(of, ".staging_bytes"), lease.staging_bytes()));
+    rank.leases.push_back(
+        {lease.device(), tier, lease.bytes(), lease.node(), lease.staging_bytes()});
   }
   HF_RETURN_IF_ERROR(BytesFromProto(message, field, &rank));
   HF_ASSIGN_OR_RETURN(rank.predicted_step, WireDuration(absl::StrCat(field, ".predicted_step_s"),
@@ -127,6 +129,8 @@ v1::RankPlan RankToProto(const RankPlan& rank) {
     to->set_device(lease.device);
     to->set_tier(static_cast<v1::Tier>(lease.tier));
     to->set_bytes(lease.bytes);
+    to->set_node(lease.node);
+    to->set_staging_bytes(lease.staging_bytes);
   }
   message.set_stash_limit(rank.stash_limit);
   message.set_prefetch_limit(rank.prefetch_limit);

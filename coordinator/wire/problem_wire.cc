@@ -174,8 +174,10 @@ absl::StatusOr<DeviceProfile> FromProto(const v1::DeviceProfile& message,
   HF_RETURN_IF_ERROR(CheckWireBytes(absl::StrCat(field, ".usable_bytes"), message.usable_bytes()));
   HF_RETURN_IF_ERROR(
       CheckWireBytes(absl::StrCat(field, ".lendable_bytes"), message.lendable_bytes()));
-  return DeviceProfile{message.uuid(), message.node(), message.is_host(), message.usable_bytes(),
-                       message.lendable_bytes()};
+  HF_RETURN_IF_ERROR(
+      CheckWireBytes(absl::StrCat(field, ".transfer_bytes"), message.transfer_bytes()));
+  return DeviceProfile{message.uuid(),         message.node(),           message.is_host(),
+                       message.usable_bytes(), message.lendable_bytes(), message.transfer_bytes()};
 }
 
 absl::StatusOr<LinkProfile> FromProto(const v1::LinkProfile& message, const std::string& field) {
@@ -264,6 +266,7 @@ v1::DeviceProfile ToProto(const DeviceProfile& device) {
   message.set_is_host(device.is_host);
   message.set_usable_bytes(device.usable_bytes);
   message.set_lendable_bytes(device.lendable_bytes);
+  message.set_transfer_bytes(device.transfer_bytes);
   return message;
 }
 

@@ -11,8 +11,9 @@ namespace {
 
 class HostBackend final : public TransferBackend {
  public:
-  explicit HostBackend(std::unique_ptr<HostDevice> device)
-      : device_(std::move(device)), transports_(MakeTcpTransports()) {}
+  HostBackend(std::unique_ptr<HostDevice> device, Bytes bandwidth)
+      : device_(std::move(device)),
+        transports_(MakeTcpTransports(static_cast<double>(bandwidth))) {}
   Device* device() override { return device_.get(); }
   TransportMaker* transports() override { return transports_.get(); }
 
@@ -33,7 +34,7 @@ absl::StatusOr<std::unique_ptr<TransferBackend>> TransferBackend::Open(
   HostDeviceOptions device;
   device.uuid = options.gpu;
   HF_ASSIGN_OR_RETURN(auto opened, HostDevice::Create(std::move(device)));
-  return std::unique_ptr<TransferBackend>(new HostBackend(std::move(opened)));
+  return std::unique_ptr<TransferBackend>(new HostBackend(std::move(opened), options.bandwidth));
 }
 
 }  // namespace hyperframes

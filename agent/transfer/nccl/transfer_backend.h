@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "agent/device/device.h"
 #include "agent/transfer/transport_maker.h"
+#include "common/units.h"
 
 namespace hyperframes {
 
@@ -17,8 +18,9 @@ struct TransferBackendOptions {
   std::string backend = "host";                 // Or "cuda".
   std::string gpu;                              // UUID.
   absl::Duration deadline = absl::Seconds(10);  // Of a piece, on NCCL.
-  std::string nccl_library;                     // Path; empty: see NcclLibrary::Open.
-  std::string nccl_folder;                      // Where torch keeps its own.
+  Bytes bandwidth = 0;       // Of a simulated network, each way; 0: as fast as memory.
+  std::string nccl_library;  // Path; empty: see NcclLibrary::Open.
+  std::string nccl_folder;   // Where torch keeps its own.
 };
 
 // Thread-safe: nothing changes after Open.

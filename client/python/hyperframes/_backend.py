@@ -219,6 +219,17 @@ def _compare_hashes(answer: dict[str, Any]) -> None:
         )
 
 
+def _across_nodes(grant: dict[str, Any]) -> dict[str, Any]:
+    """What a lease on another node needs besides: frames get there through hftransfer."""
+    if not grant.get("transfer_address"):
+        return {}
+    return {
+        "node": grant.get("node", ""),
+        "transfer_address": grant["transfer_address"],
+        "staging_bytes": int(grant.get("staging_bytes", 0)),
+    }
+
+
 class ClusterBackend:
     """Plans from the coordinator; leases from the agents, mapped through their sockets."""
 
@@ -316,7 +327,7 @@ class ClusterBackend:
         devices += [
             {
                 "uuid": grant["device"],
-                "node": gpu.get("node", ""),
+                "node": grant.get("node", "") or gpu.get("node", ""),
                 "is_host": read_tier(grant.get("tier", 0)) == HOST,
                 "usable_bytes": int(grant["bytes"]),
                 "lendable_bytes": int(grant["bytes"]),
@@ -335,6 +346,7 @@ class ClusterBackend:
                 "token": grant.get("token", ""),
                 "worker_socket": grant.get("worker_socket", "")
                 or os.environ.get("HYPERFRAMES_WORKER_SOCKET", ""),
+                **_across_nodes(grant),
             }
             for grant in ([] if options.get("no_lenders") else self._answer.get("leases", ()))
         ]

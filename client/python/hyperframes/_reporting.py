@@ -33,6 +33,15 @@ def summarize(
         "peer_bytes": int(out.get("peer", 0)) // steps,
         "host_bytes": int(out.get("host", 0)) // steps,
         "recomputed_bytes": int(rank.get("recomputed_bytes", 0)),
+        "leases": [
+            {
+                "device": str(need["device"]),
+                "node": str(need.get("node", "")),
+                "bytes": int(need["bytes"]),
+                "staging_bytes": int(need.get("staging_bytes", 0)),
+            }
+            for need in rank.get("leases", ())
+        ],
         "overflowed_storages": int(engine.get("overflow_to_host", 0))
         + int(engine.get("overflow_to_keep", 0)),
         "exposed_wait_s": float(engine.get("exposed_wait", 0.0)),

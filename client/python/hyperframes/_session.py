@@ -477,9 +477,9 @@ class Session:
         """What was planned and what happened. Bytes, seconds, counts.
 
         ``peer_bytes``, ``host_bytes`` and ``recomputed_bytes`` are per step as planned and moved;
-        ``held_elsewhere_bytes`` were moved without being freed, for other code keeps the tensors.
-        ``selective_*``: blocks run again in part, operators' outputs handed back, and those that
-        were not (stale, diverged, unlike_profile).
+        ``held_elsewhere_bytes`` were moved and not freed, for other code keeps them; ``leases``
+        says who lends, on which node. ``selective_*``: blocks run again in part, operators' outputs
+        handed back, and those that were not (stale, diverged, unlike_profile).
         """
         if self._off:
             return {"mode": "off"}
