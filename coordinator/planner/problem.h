@@ -63,7 +63,7 @@ struct BlockProfile {
   Bytes gradient_bytes = 0;
   // In order. Empty: unknown, and all storages are taken to be there during all of backward.
   std::vector<BackwardPhase> phases;
-  bool read_any_time = false;  // Its storages: what is saved outside every block.
+  bool read_any_time = false;               // Its storages: what is saved outside every block.
   std::vector<SelectiveStorage> selective;  // Empty: never SELECTIVE.
   absl::Duration selective_base;            // Running it again with all of them saved.
 };
