@@ -196,7 +196,7 @@ absl::StatusOr<pid_t> Supervisor::SpawnShim(const std::string& directory) const 
   spawn.arguments = {options_.shim_path, directory};
   spawn.error_file = directory + "/shim.log";
   spawn.group = SpawnGroup::kOwnSession;
-  const absl::StatusOr<pid_t> shim = Spawn(spawn);
+  absl::StatusOr<pid_t> shim = Spawn(spawn);
   if (shim.ok()) return shim;
   return absl::UnavailableError(shim.status().message());
 }

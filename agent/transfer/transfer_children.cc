@@ -57,7 +57,7 @@ absl::StatusOr<pid_t> TransferChildren::Start(const std::vector<std::string>& ar
   spawn.inherited = inherited;
   spawn.output = output;
   spawn.group = SpawnGroup::kOwn;  // What ends the agent's group leaves it alone.
-  const absl::StatusOr<pid_t> started = Spawn(spawn);
+  absl::StatusOr<pid_t> started = Spawn(spawn);
   if (started.ok()) return started;
   return absl::UnavailableError(
       absl::StrCat(started.status().message(), "; it belongs beside hfagent"));
