@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import hyperframes as hf
