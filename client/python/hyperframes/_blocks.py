@@ -172,6 +172,23 @@ class Ledger:
             if top is None or top.module is module:
                 self._stack.pop()
 
+    def left_to_others(self, key: str, output: Any, ordinals: Iterable[Iterable[int]]) -> None:
+        """A block that will run again returned: what others save of its output is still its own.
+
+        Args:
+            ordinals: index among the output's leaves, and the ordinal that the block would give.
+        """
+        leaves = _pytree.tree_leaves(output) if ordinals else []
+        for index, ordinal in ordinals:
+            leaf = leaves[index] if index < len(leaves) else None
+            if (
+                isinstance(leaf, torch.Tensor)
+                and leaf.layout is torch.strided
+                and leaf.device == self.device
+                and self.find(leaf.untyped_storage()) is None
+            ):
+                self._register(leaf.untyped_storage(), key, ordinal, is_input=False)
+
     def current(self) -> BlockCall:
         """The block that is running; else REST inside the model, LOSS outside."""
         if self._stack and self._stack[-1] is not None:

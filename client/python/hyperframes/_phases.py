@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,25 @@ class _Phase:
     in_use: int
     unread: int
     peak: int = 0
+
+
+@dataclass
+class SharedUse:
+    """A storage that more than one block reads, in the backward of one of them."""
+
+    nbytes: int
+    first: int = -1  # Phase in which it is first read; -1: in none.
+    last: int = -1  # The last one in which what was read of it is held.
+    handles: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    again: bool = False  # Running the block again reads it too, before all else.
+
+    def phases(self, count: int) -> list[int]:
+        """Those of ``count`` phases in which it is there."""
+        there = range(max(self.first, 0), self.last + 1)
+        return [index for index in range(count) if index in there or (self.again and index == 0)]
+
+
+Key = tuple[str, int]  # Block and ordinal.
 
 
 class PhaseRecorder:
@@ -38,6 +58,18 @@ class PhaseRecorder:
         self._bytes: dict[int, int] = {}
         self._read: dict[int, Record] = {}
         self._phases: list[_Phase] = []
+        self.uses: dict[Key, SharedUse] = {}
+
+    def given(self, record: Record) -> None:
+        """The block is given another block's storage: it is read when the block runs again."""
+        key = record.block, record.ordinal
+        self.uses.setdefault(key, SharedUse(record.nbytes)).again = True
+
+    def saved(self, record: Record, handle: torch.Tensor) -> None:
+        """The block saved the storage; ``handle`` dies with the node that did."""
+        key = record.block, record.ordinal
+        found = self.uses.setdefault(key, SharedUse(record.nbytes))
+        found.handles.append(weakref.ref(handle))
 
     def begin(self, storages: Iterable[tuple[int, int]], apart: int) -> None:
         """Backward begins.
@@ -55,21 +87,25 @@ class PhaseRecorder:
         """The unpack hook."""
         if self._phases and tensor.layout is torch.strided and tensor.device == self._device:
             record = self._ledger.find(tensor.untyped_storage())
-            if record is not None and record.block == self._block:
+            if record is not None and record.block != self._block:
+                self._use(record)
+            elif record is not None:
                 ordinal = record.ordinal
                 if ordinal in self._bytes and ordinal not in self._read:
                     self._close()
                     self._read[ordinal] = record
                     self._open(ordinal)
+                self._use(record)
         return tensor
 
-    def finish(self, foreign: int = 0) -> list[PhaseInfo]:
-        """The phases in order; none when backward never began.
+    def _use(self, record: Record) -> None:
+        use = self.uses.get((record.block, record.ordinal))
+        if use is not None:
+            use.last = len(self._phases) - 1
+            use.first = use.last if use.first < 0 else use.first
 
-        Args:
-            foreign: bytes of other blocks' storages that this backward reads too. Where they were
-                moved they come back for it, nobody knows when.
-        """
+    def finish(self) -> list[PhaseInfo]:
+        """The phases in order, without other blocks' storages; none when backward never began."""
         if not self._phases:
             return []
         self._close()
@@ -78,7 +114,7 @@ class PhaseRecorder:
             working = phase.in_use
             if self._device.type == "cuda":
                 working = max(working, phase.peak - self._before - phase.unread)
-            found.append(PhaseInfo(phase.reads, phase.in_use + foreign, working + foreign))
+            found.append(PhaseInfo(phase.reads, phase.in_use, working))
         return found
 
     def _open(self, ordinal: int) -> None:
@@ -87,6 +123,11 @@ class PhaseRecorder:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         self._phases.append(_Phase(ordinal, in_use, unread))
+        for key, use in self.uses.items():
+            own = self._read.get(key[1]) if key[0] == self._block else None
+            held = own is not None and own() is not None
+            if use.first >= 0 and (held or any(handle() is not None for handle in use.handles)):
+                use.last = len(self._phases) - 1
 
     def _close(self) -> None:
         if self._device.type == "cuda":

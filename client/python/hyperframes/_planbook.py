@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections import OrderedDict, deque
@@ -13,6 +14,7 @@ from ._blocks import LOSS, REST
 from ._config import Limits
 from ._engine import Backend
 from ._reporting import recommendation
+from ._shared import readers_of_shared
 from .errors import ResourceExhausted
 from .plan import Plan, pin_blocks, rank_problem, read_plan
 from .profile import BlockInfo, Profile, Signature, StorageInfo
@@ -177,6 +179,16 @@ class PlanBook:
         self, profile: Profile, absent: bool, *, group: bool = False, limits: Limits | None = None
     ) -> Plan:
         limits = limits or self._share(self.limits)
+        # What several blocks read stays if it can: moved, it comes back for each of them.
+        shared = bool(readers_of_shared(profile)) and not self._backend.plans_once
+        for keep_from in (1, 2) if shared else ():
+            with contextlib.suppress(ResourceExhausted):
+                return self._make_with(profile, absent, group, limits, keep_from)
+        return self._make_with(profile, absent, group, limits, 0)
+
+    def _make_with(
+        self, profile: Profile, absent: bool, group: bool, limits: Limits, keep_from: int
+    ) -> Plan:
         problem = rank_problem(
             profile,
             rank=0,
@@ -184,6 +196,8 @@ class PlanBook:
             budget=limits.budget,
             activation_budget=limits.activation_budget,
             gradients_absent=absent,
+            keep_shared_from=keep_from,
+            recompute="recompute" not in limits.forbidden,
         )
         problem = _group.bind(problem, self._fixed)
         raw = self._backend.plan(problem, self._options(group))

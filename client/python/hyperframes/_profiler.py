@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from . import _guard
 from ._arguments import refuse_written_sample, warn_written, written_argument
 from ._block_runs import fresh, fresh_arguments, no_leaf, synchronize, time_backward
-from ._blocks import LOSS, REST, Ledger, discover_blocks, stays_reason
+from ._blocks import LOSS, REST, Ledger, Record, discover_blocks, stays_reason
 from ._compiled import call_attribute, replaced_call
 from ._frames import describe_tensor
 from ._gathered import gathers_weights, sharded_as_before, watch_gathered
@@ -23,9 +23,10 @@ from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
 from ._measure_operators import CompiledWatch, measure_operators
 from ._meter import ParameterStorages, passing_hooks
-from ._phases import PhaseRecorder, bytes_beyond
+from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
+from ._shared import note_shared
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
 
@@ -147,7 +148,7 @@ class _Run:
         self._gathers = any(gathers_weights(part) for part in root.modules())
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
-        self._foreign: dict[str, dict[int, int]] = {}  # Other blocks' storages, by who reads them.
+        self._uses: dict[str, dict[Key, SharedUse]] = {}  # Of storages, by the block that reads.
         self._running = ""
         self._warned = False
         self._batch: list[torch.UntypedStorage] = []
@@ -197,12 +198,15 @@ class _Run:
             stack.callback(watch_gathered(self._root, self._parameters.add))
             for name, module in self._blocks.items():
                 stack.enter_context(replaced_call(module, self._measured(name, module)))
-            with passing_hooks(lambda t: self._saved(t, REST, seen), lambda t: t):
+            outside = PhaseRecorder(ledger, REST, self.device, 0)
+            with passing_hooks(lambda t: self._saved(t, REST, seen, outside), lambda t: t):
                 output = self._root(*args, **kwargs)
             ledger.in_root = False
             rest.storages = list(seen.values())
+            self._uses[REST] = outside.uses
             if loss_fn is not None:
                 self._measure(LOSS, None, loss_fn, (output,), {}, "the loss is outside the model")
+        note_shared(self.in_order(), self._uses)
 
     def _see_hooks(self, hooks: Any) -> None:
         if isinstance(hooks, passing_hooks) or self._allow_checkpointing:
@@ -232,11 +236,16 @@ class _Run:
         return reason
 
     def _saved(
-        self, tensor: torch.Tensor, block: str, found: dict[int, StorageInfo]
+        self,
+        tensor: torch.Tensor,
+        block: str,
+        found: dict[int, StorageInfo],
+        phases: PhaseRecorder,
     ) -> torch.Tensor:
         if self._gathers and block in self._blocks and is_compiled(self._blocks[block]):
             self._parameters.add(self._blocks[block])
         reason = self._stays(tensor)
+        handle = tensor.detach()
         if tensor.layout is torch.strided and tensor.device == self.device:
             storage = tensor.untyped_storage()
             if storage not in self._parameters and storage.nbytes():
@@ -252,9 +261,9 @@ class _Run:
                             **describe_tensor(tensor),
                         )
                     info.consumers += 1
-                else:
-                    self._foreign.setdefault(block, {})[id(record)] = storage.nbytes()
-        return tensor.detach()
+                if block != REST or not self._running:  # A block that is measured is no reader.
+                    phases.saved(record, handle)
+        return handle
 
     def _measure(
         self,
@@ -346,10 +355,15 @@ class _Run:
         info = BlockInfo(key)
         base = self._start_peak()
         phases = PhaseRecorder(self._ledger, key, self.device, max(base, 0))
+        self._uses[key] = phases.uses
+        for leaf in leaves:
+            given_record = self._record_of(leaf)
+            if given_record is not None and given_record.block != key:
+                phases.given(given_record)
         synchronize(self.device)
         start = time.perf_counter()
         try:
-            with passing_hooks(lambda t: self._saved(t, key, found), phases.read):
+            with passing_hooks(lambda t: self._saved(t, key, found, phases), phases.read):
                 output = forward(*args, **kwargs)
         finally:
             if module is not None:
@@ -369,7 +383,12 @@ class _Run:
         else:
             phases.begin(own, bytes_beyond(output, leaves, self._ledger))
             info.backward_s = time_backward(output, leaves, module, self.device)
-            info.phases = phases.finish(sum(self._foreign.get(key, {}).values()))
+            info.phases = phases.finish()
+        info.outputs = [
+            [index, record.ordinal]
+            for index, leaf in enumerate(_pytree.tree_leaves(output))
+            if (record := self._record_of(leaf)) is not None and record.block == key
+        ]
         info.input_shapes = [list(x.shape) for x in leaves if isinstance(x, torch.Tensor)]
         flat = _pytree.tree_leaves(output)
         info.output_shapes = [list(x.shape) for x in flat if isinstance(x, torch.Tensor)]
@@ -382,6 +401,11 @@ class _Run:
             output,
         )
         return info, detached
+
+    def _record_of(self, leaf: Any) -> Record | None:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+            return None
+        return self._ledger.find(leaf.untyped_storage()) if leaf.device == self.device else None
 
     def _start_peak(self) -> int:
         if self.device.type != "cuda":

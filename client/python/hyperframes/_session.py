@@ -225,10 +225,12 @@ class Session:
                 return original(*args, **kwargs)
             assert self._plan is not None
             assert self._store is not None
-            return self._replays.run(
+            output = self._replays.run(
                 call.key, module, original, args, kwargs, plan=self._plan, store=self._store,
                 micro_batch=self._micro_batch, token=self._in_flight.token, device=self._device,
             )  # fmt: skip
+            self._ledger.left_to_others(call.key, output, self._plan.outputs.get(call.key, ()))
+            return output
 
         undo.append(replace_call(module, forward))
 

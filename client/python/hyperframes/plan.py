@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from . import _native
 from ._engine import HOST, KEEP, PEER
+from ._shared import as_planned
 from .errors import InvalidArgument
 from .profile import Profile
 
@@ -66,6 +67,8 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     inputs: frozenset[tuple[str, int]] = frozenset()
     selected: dict[str, dict[int, Choice]] = field(default_factory=dict)
+    # Of blocks that run again: index among outputs and ordinal of what they leave to others.
+    outputs: dict[str, list[list[int]]] = field(default_factory=dict)
     saved_again: dict[str, int] = field(default_factory=dict)  # Selected bytes of what SAVE keeps.
 
     @property
@@ -159,6 +162,7 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
         for storage in block.storages
         if storage.is_input
     )
+    outputs = {block.name: block.outputs for block in profile.blocks}
     plan = Plan({}, {}, {}, raw, mine, exact=profile.exact, inputs=inputs)
     for index, block in enumerate(mine.get("blocks", ())):
         name = str(block["name"])
@@ -170,6 +174,8 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
         if plan.policies[name] == SELECTIVE:
             _read_selected(plan, profile, name, block.get("selected", ()))
         plan.reasons[name] = str(block.get("reason", ""))
+        if plan.recomputes(name):
+            plan.outputs[name] = outputs.get(name, [])
         for storage in block.get("storages", ()):
             ordinal = int(storage.get("ordinal", 0))
             plan.decisions[name, ordinal] = Decision(
@@ -246,13 +252,22 @@ def rank_problem(
     budget: int | None,
     activation_budget: int | None,
     gradients_absent: bool = False,
+    keep_shared_from: int = 0,
+    recompute: bool = True,
 ) -> dict[str, Any]:
-    """RankProblem of the wire. ``gradients_absent``: the step begins without any gradient."""
+    """RankProblem of the wire.
+
+    Args:
+        gradients_absent: the step begins without any gradient.
+        keep_shared_from: as for as_planned().
+        recompute: blocks may run again.
+    """
+    blocks = as_planned(profile, keep_from=keep_shared_from, recompute=recompute)
     problem: dict[str, Any] = {
         "rank": rank,
         "gpu": gpu,
         "resident_bytes": profile.resident_bytes,
-        "blocks": [block.to_wire(gradients_absent=gradients_absent) for block in profile.blocks],
+        "blocks": [block.to_wire(gradients_absent=gradients_absent) for block in blocks],
     }
     if budget is not None:
         problem["budget"] = budget

@@ -65,6 +65,23 @@ class PhaseInfo:
 
 
 @dataclass
+class SharedRead:
+    """A storage that one block saved and others read again, in the backward of one of them.
+
+    Attributes:
+        block: that saved it first.
+        ordinal: in that block.
+        nbytes: of it.
+        phases: of the backward that reads it, by index: those in which it is there for that.
+    """
+
+    block: str
+    ordinal: int
+    nbytes: int
+    phases: list[int]
+
+
+@dataclass
 class SelectiveStorage:
     """What one expensive operator of a block leaves; saving it spares running the operator again.
 
@@ -119,6 +136,10 @@ class BlockInfo:
     transient_bytes: int = 0
     gradient_bytes: int = 0  # That its backward makes, of its own parameters.
     phases: list[PhaseInfo] = field(default_factory=list)  # Of its backward; empty: unknown.
+    # Other blocks' storages that it reads, which its phases do not count, and its own that other
+    # blocks read, which they do.
+    shared: list[SharedRead] = field(default_factory=list)
+    outputs: list[list[int]] = field(default_factory=list)  # Index among outputs, own ordinal.
     collectives: bool = False  # Its forward communicates with other ranks.
     input_shapes: list[list[int]] = field(default_factory=list)
     output_shapes: list[list[int]] = field(default_factory=list)
@@ -196,6 +217,7 @@ class Profile:
                     **block,
                     "storages": [StorageInfo(**s) for s in block["storages"]],
                     "phases": [PhaseInfo(**p) for p in block.get("phases", ())],
+                    "shared": [SharedRead(**r) for r in block.get("shared", ())],
                     "selective": [SelectiveStorage(**s) for s in block.get("selective", ())],
                 }
             )
@@ -241,6 +263,10 @@ class Profile:
                             round(phase.working_bytes * most),
                         )
                         for phase in block.phases
+                    ],
+                    shared=[
+                        dataclasses.replace(read, nbytes=round(read.nbytes * most))
+                        for read in block.shared
                     ],
                 )
             )
