@@ -179,9 +179,11 @@ class PlanBook:
         self, profile: Profile, absent: bool, *, group: bool = False, limits: Limits | None = None
     ) -> Plan:
         limits = limits or self._share(self.limits)
-        # What several blocks read stays if it can: moved, it comes back for each of them.
-        shared = bool(readers_of_shared(profile)) and not self._backend.plans_once
-        for keep_from in (1, 2) if shared else ():
+        # What several blocks read stays if it can: moved, it comes back for each of them. Ranks
+        # that plan together take the same turns, whatever each of them has found.
+        together = group and _group.world_size() > 1
+        shared = together or bool(readers_of_shared(profile))
+        for keep_from in (1, 2) if shared and not self._backend.plans_once else ():
             with contextlib.suppress(ResourceExhausted):
                 return self._make_with(profile, absent, group, limits, keep_from)
         return self._make_with(profile, absent, group, limits, 0)
