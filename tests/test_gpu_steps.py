@@ -54,6 +54,16 @@ def test_a_failed_step_fails_the_run_and_its_last_words_are_shown(
     assert "broken here" in printed and printed.endswith("1 passed, 1 failed, 0 skipped\n")
 
 
+def test_a_step_whose_tests_were_all_skipped_has_not_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "gpus_here", lambda: 1)
+    said = "print('[  PASSED  ] 0 tests.'); print('[  SKIPPED ] 5 tests.')"
+    monkeypatch.setattr(run, "STEPS", (run.Step("idle", ("python", "-c", said), 60),))
+    assert run.main(["--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("0 passed, 0 failed, 1 skipped\n")
+
+
 def test_a_step_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
     """Also what is deaf to SIGTERM."""
     program = (
