@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/arena/lent_gpus.h"
 #include "agent/device/host/host_machine.h"
+#include "common/host_limits.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {
@@ -28,10 +29,17 @@ std::string ProbePathOf(const AgentFlags& flags) {
   return flags.probe_path.empty() ? BesideThisProgram("hfprobe") : flags.probe_path;
 }
 
+// What --host-bytes asks for, as far as this process may have it; what is missing is said.
+Bytes LendableHostBytes(Bytes asked) {
+  const HostBudget budget = FitHostBudget(asked, "--host-bytes", ReadHostLimits());
+  if (!budget.sentence.empty()) LOG(WARNING) << budget.sentence;
+  return budget.bytes;
+}
+
 absl::StatusOr<std::unique_ptr<GpuMachine>> OpenSimulated(const AgentFlags& flags) {
   HostMachineOptions options;
   options.node = flags.node;
-  options.host_bytes = flags.host_bytes.value_or(kGiB);
+  options.host_bytes = LendableHostBytes(flags.host_bytes.value_or(kGiB));
   const std::string& gpus = flags.simulated_gpus;
   HF_ASSIGN_OR_RETURN(options.devices,
                       ParseHostDevices(gpus.empty() ? kOneSimulated : gpus, flags.node));
@@ -95,7 +103,7 @@ absl::StatusOr<std::unique_ptr<GpuMachine>> OpenMachine(const AgentFlags& flags)
   }
   LentGpusOptions options;
   options.node = flags.node;
-  options.host_bytes = flags.host_bytes.value_or(-1);
+  options.host_bytes = flags.host_bytes ? LendableHostBytes(*flags.host_bytes) : -1;
   options.program = ProbePathOf(flags);
   absl::StatusOr<std::unique_ptr<GpuMachine>> cuda = OpenLentGpus(options);
   if (cuda.ok()) return cuda;

@@ -17,6 +17,7 @@
 #include "client/cpp/message_json.h"
 #include "client/cpp/retry.h"
 #include "client/doctor/path_facts.h"
+#include "common/host_limits.h"
 #include "common/random_id.h"
 #include "common/status_macros.h"
 #include "hyperframes/v1/plan.pb.h"
@@ -108,6 +109,12 @@ absl::StatusOr<std::shared_ptr<Machine>> Machine::Open(const std::string& option
 
 absl::Status Machine::OpenDevices(Options options) {
   node_ = options.node;
+  if (options.host_bytes > 0) {
+    const HostBudget budget =
+        FitHostBudget(options.host_bytes, "HYPERFRAMES_HOST_BYTES", ReadHostLimits());
+    options.host_bytes = budget.bytes;
+    host_note_ = budget.sentence;
+  }
   if (options.backend == "cuda") {
     options.cuda.node = options.node;
     options.cuda.host_bytes = options.host_bytes;
@@ -259,9 +266,10 @@ absl::StatusOr<std::string> Machine::Describe() {
     HF_ASSIGN_OR_RETURN(std::string json, WriteMessage(Link(path)));
     links.push_back(std::move(json));
   }
-  return absl::StrCat(
-      "{\"devices\":[", absl::StrJoin(devices, ","), "],\"links\":[", absl::StrJoin(links, ","),
-      "],\"unfit_links\":", UnfitLinksJson(std::move(paths), /*real=*/cuda_ != nullptr), "}");
+  const std::string note = nlohmann::json(host_note_).dump();
+  return absl::StrCat("{\"host_note\":", note, ",\"devices\":[", absl::StrJoin(devices, ","),
+                      "],\"links\":[", absl::StrJoin(links, ","), "],\"unfit_links\":",
+                      UnfitLinksJson(std::move(paths), /*real=*/cuda_ != nullptr), "}");
 }
 
 absl::StatusOr<DescriptorClient*> Machine::Agent(const std::string& socket_path) {

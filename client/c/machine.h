@@ -68,6 +68,7 @@ class Machine {
   absl::StatusOr<std::vector<doctor::PathFacts>> MeasurePaths();
 
   std::string node_;
+  std::string host_note_;  // Why less host memory is lent than was asked for; empty: it is not.
   std::unique_ptr<HostMachine> simulated_;  // One of the two.
   std::unique_ptr<CudaMachine> cuda_;
   std::vector<Device*> gpus_;

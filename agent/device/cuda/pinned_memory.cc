@@ -2,6 +2,7 @@
 
 #include <glog/logging.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "agent/device/host/host_memory.h"
+#include "common/host_limits.h"
 #include "common/status_macros.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -93,7 +95,23 @@ void PinnedMemory::Pin() {
   Settle(result.ok() ? State::kPinned : State::kFailed, result);
 }
 
+// Pages beyond a container's limit would not be refused: the kernel would end this process. The
+// machine's own free memory is no such border: some are given more of it as they use it.
+absl::Status PinnedMemory::CheckRoom() const {
+  struct stat file = {};
+  const bool known = fstat(mapped_->descriptor(), &file) == 0;
+  const Bytes made = known ? Bytes{file.st_blocks} * 512 : 0;  // By whoever had the lease before.
+  HostLimits of_pages = ReadHostLimits();
+  of_pages.available = absl::nullopt;
+  of_pages.address_space = absl::nullopt;  // The mapping is made.
+  const Bytes need = bytes() - std::min(made, bytes());
+  if (need <= RoomOf(of_pages).bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      FormatBytes(bytes()), " of host memory cannot be pinned: ", WhyNotPinned(need, of_pages)));
+}
+
 absl::Status PinnedMemory::FaultIn() {
+  HF_RETURN_IF_ERROR(CheckRoom());
   PreferNode(data(), bytes(), numa_node_);
   // Most of the time goes into making and zeroing pages, which several threads share.
   const auto pieces = static_cast<unsigned>(std::min<Bytes>((bytes() + kPiece - 1) / kPiece, 1024));
@@ -136,9 +154,9 @@ absl::Status PinnedMemory::Register() {
   const absl::Status why =
       driver.Check(registered, "cuMemHostRegister",
                    absl::StrCat(FormatBytes(bytes()), " for ", context_->uuid()));
-  return absl::ResourceExhaustedError(absl::StrCat(
-      FormatBytes(bytes()), " of host memory cannot be pinned: raise `ulimit -l` and the ",
-      "container's memory limit, or lend less (host_budget); ", why.message()));
+  return absl::ResourceExhaustedError(
+      absl::StrCat(FormatBytes(bytes()), " of host memory cannot be pinned: ",
+                   WhyNotPinned(bytes(), ReadHostLimits()), "; ", why.message()));
 }
 
 void PinnedMemory::Settle(State state, absl::Status result) {

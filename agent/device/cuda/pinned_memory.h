@@ -34,7 +34,7 @@ class PinnedMemory final : public Memory {
   Bytes bytes() const override { return mapped_->bytes(); }
   int descriptor() const override { return mapped_->descriptor(); }
   // ResourceExhausted: the machine, the container or the memlock limit does not allow that much;
-  // the message says how far it came.
+  // the message says which, and what to change.
   absl::Status WaitUntilUsable() const override HF_EXCLUDES(mutex_);
   double usable_share() const override;
 
@@ -48,6 +48,7 @@ class PinnedMemory final : public Memory {
   PinnedMemory(std::shared_ptr<const CudaContext> context, std::unique_ptr<Memory> mapped,
                int numa_node);
   void Pin() HF_EXCLUDES(mutex_);
+  absl::Status CheckRoom() const;
   absl::Status FaultIn();
   void FaultInPieces(std::atomic<Bytes>* next, bool says_progress);
   absl::Status Register();

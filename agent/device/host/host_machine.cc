@@ -3,18 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "common/host_limits.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {
@@ -192,16 +191,12 @@ std::string FormatHostDevices(const std::vector<HostDeviceOptions>& devices) {
 }
 
 Bytes HalfOfAvailableMemory() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string line;
-  while (std::getline(meminfo, line)) {
-    if (!absl::StartsWith(line, "MemAvailable:")) continue;
-    const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
-    Bytes kib = 0;
-    if (fields.size() >= 2 && absl::SimpleAtoi(fields[1], &kib)) return kib * kKiB / 2;
-  }
+  HostLimits limits = ReadHostLimits();
   // A kernel or container without MemAvailable: free pages are the careful answer.
-  return Bytes{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE) / 2;
+  if (!limits.available.has_value()) {
+    limits.available = Bytes{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  }
+  return RoomOf(limits).bytes / 2;
 }
 
 absl::StatusOr<std::unique_ptr<HostMachine>> HostMachine::Create(HostMachineOptions options) {

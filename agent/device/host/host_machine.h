@@ -28,7 +28,8 @@ absl::StatusOr<std::vector<HostDeviceOptions>> ParseHostDevices(const std::strin
 // The long form that ParseHostDevices reads back to the same options (names aside).
 std::string FormatHostDevices(const std::vector<HostDeviceOptions>& devices);
 
-// Half of the memory that the machine could give without swapping (MemAvailable).
+// Half of the memory that this process may still take: of the machine's that is free without
+// swapping (MemAvailable), of its container's, of its own limits.
 Bytes HalfOfAvailableMemory();
 
 struct HostMachineOptions {

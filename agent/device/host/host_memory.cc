@@ -11,6 +11,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "common/host_limits.h"
 
 namespace hyperframes {
 namespace {
@@ -18,6 +19,11 @@ namespace {
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 absl::Status SystemError(const char* call, Bytes bytes) {
+  if (errno == ENOMEM || errno == ENOSPC) {
+    return absl::ResourceExhaustedError(absl::StrCat(FormatBytes(bytes), " of host memory: ", call,
+                                                     " was refused; ",
+                                                     WhyNotPinned(bytes, ReadHostLimits())));
+  }
   return absl::InternalError(absl::StrCat(call, " for ", FormatBytes(bytes),
                                           " of shared memory failed: ", std::strerror(errno)));
 }

@@ -117,6 +117,13 @@ def _map(machine: _native.Machine, options: dict[str, Any]) -> Engine:
         return _native.NativeEngine(machine, options)
 
 
+def _tell_host_note(description: dict[str, Any]) -> None:
+    """Less host memory is lent than was asked for: once per node, with the setting to change."""
+    note = str(description.get("host_note", ""))
+    if note and os.environ.get("LOCAL_RANK", "0") == "0":
+        tell(note + ".")
+
+
 _told: set[tuple[str, str]] = set()  # Links about which was said what is to be said.
 
 
@@ -147,6 +154,7 @@ class EmbeddedBackend:
     def __init__(self, device: torch.device) -> None:
         self._machine = _native.Machine(_machine_options(device))
         self._description = self._machine.describe()
+        _tell_host_note(self._description)
         gpus = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
         if not gpus:
             raise FailedPrecondition("The machine has no GPU, simulated or real, to compute on.")
@@ -349,6 +357,7 @@ class ClusterBackend:
                 **_across_nodes(grant),
             }
             for grant in ([] if options.get("no_lenders") else self._answer.get("leases", ()))
+            if not (options.get("no_host") and read_tier(grant.get("tier", 0)) == HOST)
         ]
         return _map(self._machine, _engine_options(self._gpu, plan, leases, options))
 

@@ -50,6 +50,7 @@ class PlanBook:
         self._newness: deque[bool] = deque(maxlen=_WATCHED_STEPS)
         self._advised = False
         self.no_lenders = False
+        self.no_host = False
         self._in_flight = 1
         self._fixed: dict[str, str] = {}  # Policies that all ranks agreed on.
         self._unlimited_step_s = 0.0
@@ -149,6 +150,19 @@ class PlanBook:
             for need in rank.get("leases", ()):
                 wanted = int(need["bytes"]) * self._in_flight
                 need["bytes"] = max(int(need["bytes"]), min(wanted, free.get(need["device"], 0)))
+
+    @property
+    def backend(self) -> Backend:
+        return self._backend
+
+    def lend_less_host(self, most: int) -> None:
+        """Host memory could not be had: from now on plan with at most ``most`` bytes of it."""
+        forbidden = self.limits.forbidden
+        self.no_host = most == 0
+        if self.no_host and "host" not in forbidden:
+            forbidden = (*forbidden, "host")
+        self.limits = dataclasses.replace(self.limits, host_budget=most, forbidden=forbidden)
+        self._plans.clear()
 
     def drop_lenders(self) -> None:
         """A lease was asked back: from now on plan without any."""

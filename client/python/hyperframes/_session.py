@@ -20,6 +20,7 @@ from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
 from ._gathered import gathers_weights, refuse_late_sharding, watch_gathered
 from ._gradients import watch_gradients
+from ._host_memory import open_engine
 from ._inflight import InFlight
 from ._meter import (
     ActivationMeter,
@@ -254,11 +255,10 @@ class Session:
         self._open_engine()
 
     def _open_engine(self) -> None:
-        assert self._backend is not None
         assert self._plan is not None
         assert self._book is not None
-        options = {**self._engine_options, "no_lenders": self._book.no_lenders}
-        engine = self._backend.open_engine(self._plan.rank, options)
+        options = self._engine_options
+        engine, self._plan = open_engine(self._book, self._plan, self._signature, options)
         self._leased = self._plan.lease_needs()
         self._store = FrameStore(engine, self._device)
 
