@@ -33,7 +33,8 @@ class HostMemory final : public Memory {
  public:
   // A fresh, zeroed memfd that can neither shrink nor grow, so that no process which maps it can be
   // killed (SIGBUS) by another one that truncates it. ResourceExhausted: a limit stands in the way,
-  // the message says which; Internal: the kernel refused; the message names the call. The budget, where there is one, gets `bytes` back on destruction.
+  // the message says which; Internal: the kernel refused; the message names the call. The budget,
+  // where there is one, gets `bytes` back on destruction.
   static absl::StatusOr<std::unique_ptr<Memory>> Create(const std::string& name, Bytes bytes,
                                                         std::shared_ptr<MemoryBudget> budget);
 
