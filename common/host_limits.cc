@@ -147,8 +147,17 @@ HostRoom RoomOf(const HostLimits& limits) {
 }
 
 HostBudget FitHostBudget(Bytes asked, const std::string& setting, const HostLimits& limits) {
-  const HostRoom room = RoomOf(limits);
-  if (asked <= room.bytes - room.bytes / 16) return {asked, ""};
+  HostLimits firm = limits;
+  firm.available = absl::nullopt;
+  const HostRoom room = RoomOf(firm);
+  if (asked <= room.bytes - room.bytes / 16) {
+    if (asked <= limits.available.value_or(asked)) return {asked, ""};
+    return {asked,
+            absl::StrCat(setting, " asks for ", FormatBytes(asked),
+                         " of host memory, and the machine has ", FormatBytes(*limits.available),
+                         " free (MemAvailable): unless it is given more as it uses it, lower ",
+                         setting)};
+  }
   HostBudget budget;
   budget.bytes = room.bytes - room.bytes / 16;
   budget.sentence =

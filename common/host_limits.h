@@ -35,9 +35,10 @@ struct HostRoom {
 HostRoom RoomOf(const HostLimits& limits);
 
 // What of `asked` bytes can be lent: all, or 15/16 of the room, since the program needs some too.
+// Free memory alone cuts nothing: some virtual machines are given more as they use it. It is said.
 struct HostBudget {
   Bytes bytes = 0;
-  std::string sentence;  // Need, limit and the setting to change; empty where all of it fits.
+  std::string sentence;  // Need, limit and the setting to change; empty: nothing is in doubt.
 };
 // `setting`: what asked for it, "--host-bytes".
 HostBudget FitHostBudget(Bytes asked, const std::string& setting, const HostLimits& limits);

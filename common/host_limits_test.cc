@@ -91,6 +91,13 @@ TEST(HostLimits, WhatDoesNotFitIsLentAsFarAsItDoesWithNeedLimitAndSetting) {
                     HasSubstr("memory limit of 16GiB leaves 8GiB"), HasSubstr("docker --memory")));
 }
 
+TEST(HostLimits, MemoryThatIsNotFreeYetIsLentAndSpokenOf) {
+  const HostBudget budget = FitHostBudget(128 * kGiB, "--host-bytes", Free(31 * kGiB));
+  EXPECT_EQ(budget.bytes, 128 * kGiB);
+  EXPECT_THAT(budget.sentence, AllOf(HasSubstr("--host-bytes asks for 128GiB"),
+                                     HasSubstr("31GiB free"), HasSubstr("lower --host-bytes")));
+}
+
 TEST(HostLimits, AGroupThatIsOverItsLimitLendsNothing) {
   HostLimits limits = Free(64 * kGiB);
   limits.group_limit = kGiB;

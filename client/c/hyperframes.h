@@ -73,8 +73,7 @@ hf_code hf_plan(const char* problem_json, char** plan_json);
  * HYPERFRAMES_NODE names the node ("local"), and with it "host:<node>". machine_json: {"devices":
  * [DeviceProfile...], "links": [LinkProfile...], "unfit_links": [{"from", "to", "sentence"}...]},
  * links measured now. Lend nothing over an unfit one: it does less than a tenth of what its kind
- * promises, or there is no way; the sentence says why. "host_note": why not all host_bytes, or "".
- */
+ * promises, or there is no way: see the sentence. "host_note": why not all host_bytes, or "". */
 typedef struct hf_machine hf_machine;
 hf_code hf_machine_open(const char* options_json, hf_machine** machine);
 hf_code hf_machine_describe(hf_machine* machine, char** machine_json);
