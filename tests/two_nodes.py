@@ -39,7 +39,7 @@ def worker_job(report: Path, steps: int, *arguments: str, mode: str = "on") -> d
 
 def finish(cluster: LocalCluster, job_id: str) -> dict[str, Any]:
     """The job, which has to succeed."""
-    job = cluster.wait_job(job_id, 120)
+    job = cluster.wait_job(job_id, 240)
     if job["state"] != "JOB_STATE_SUCCEEDED":
         raise AssertionError((job["message"], cluster.whole_log(job_id, 0)[-3000:]))
     return job

@@ -243,7 +243,7 @@ absl::Status PlanDesk::PlanAndLease(const v1::JobRecord& job, const Round& round
     if (!plan.ok()) return first.ok() ? plan.status() : first;
     *record->mutable_plan() = *std::move(plan);
     record->mutable_plan()->set_epoch(epoch);
-    const absl::Status taken = TakeLeases(job, *record);
+    absl::Status taken = TakeLeases(job, *record);
     if (taken.ok()) return taken;
     if (first.ok()) first = taken;
     const bool gone = absl::IsUnavailable(taken) || absl::IsDeadlineExceeded(taken);

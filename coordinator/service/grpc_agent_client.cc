@@ -12,6 +12,7 @@
 namespace hyperframes {
 namespace {
 
+constexpr absl::Duration kTransferStart = absl::Seconds(20);  // What its agent gives it.
 constexpr size_t kMaxStubs = 20000;  // Twice the nodes of a cluster; past it old ports are dropped.
 
 }  // namespace
@@ -35,9 +36,11 @@ std::shared_ptr<v1::Agent::Stub> GrpcAgentClient::StubFor(const std::string& add
 template <typename Request, typename Response>
 absl::StatusOr<Response> GrpcAgentClient::Call(
     const std::string& address, const Request& request,
-    grpc::Status (v1::Agent::Stub::*method)(grpc::ClientContext*, const Request&, Response*)) {
+    grpc::Status (v1::Agent::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+    absl::Duration longer) {
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(deadline_));
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(deadline_ + longer));
   Response response;
   const grpc::Status status = ((*StubFor(address)).*method)(&context, request, &response);
   if (!status.ok()) {
@@ -80,7 +83,10 @@ absl::StatusOr<v1::ReservePortResponse> GrpcAgentClient::ReservePort(
 
 absl::StatusOr<v1::LeaseResponse> GrpcAgentClient::PrepareLease(
     const std::string& address, const v1::PrepareLeaseRequest& request) {
-  return Call(address, request, &v1::Agent::Stub::PrepareLease);
+  // For a rank on another node an hftransfer may have to start, with a context of its own.
+  const bool transfers = !request.holder_node().empty();
+  return Call(address, request, &v1::Agent::Stub::PrepareLease,
+              transfers ? kTransferStart : absl::ZeroDuration());
 }
 
 absl::StatusOr<v1::LeaseReport> GrpcAgentClient::CommitLease(const std::string& address,

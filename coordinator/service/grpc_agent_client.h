@@ -43,7 +43,8 @@ class GrpcAgentClient final : public AgentClient {
   template <typename Request, typename Response>
   absl::StatusOr<Response> Call(const std::string& address, const Request& request,
                                 grpc::Status (v1::Agent::Stub::*method)(grpc::ClientContext*,
-                                                                        const Request&, Response*));
+                                                                        const Request&, Response*),
+                                absl::Duration longer = absl::ZeroDuration());
 
   const absl::Duration deadline_;
   Mutex mutex_;

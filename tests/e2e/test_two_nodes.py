@@ -48,7 +48,7 @@ def test_a_job_borrows_from_another_node_and_is_bit_equal(
     assert f" {other} " in line, plan
     assert f"{far[0]['device']} on node {other}" in hfctl(connected, "explain", job["id"])
     assert f"on node {other}" in hfctl(connected, "job", "describe", job["id"])
-    wait_until(lambda: connected.leases() == [], 10, "the leases to end with their job")
+    wait_until(lambda: connected.leases() == [], 30, "the leases to end with their job")
     wait_until(lambda: not transfer_pids(connected, other), 20, "hftransfer to end with them")
 
 
@@ -59,6 +59,6 @@ def test_nodes_without_a_network_lend_nothing_to_each_other(tmp_path: Path) -> N
         LocalCluster(Path(path), apart) as cluster,
     ):
         job_id = cluster.submit(worker_job(tmp_path / "none.json", 1, *BORROWS))
-        job = cluster.wait_job(job_id, 60)
+        job = cluster.wait_job(job_id, 180)
         assert job["state"] == "JOB_STATE_FAILED", job["message"]
         assert "the smallest activation_budget that works" in cluster.whole_log(job_id, 0)
