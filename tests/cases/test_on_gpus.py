@@ -103,7 +103,7 @@ def moved_away(chaos: dict[str, Any] | None = None) -> tuple[FrameStore, Moved, 
     record, _ = ledger.classify(tensor.untyped_storage())
     moved = store.move(
         tensor, record, micro_batch=0, block_index=0, tier=PEER, lender="", preferred_offset=-1,
-        reader="",
+        reader="test",
     )  # fmt: skip
     assert moved is not None
     del tensor
