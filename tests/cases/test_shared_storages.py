@@ -50,11 +50,16 @@ class Block(nn.Module):
 
 
 class Chance(nn.Module):
-    """Blocks of which some are given earlier ones' results too, and a tied head perhaps."""
+    """Blocks of which some are given earlier ones' results too, and a tied head perhaps.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        keeps: holds every result until its end, as models do that return all hidden states.
+    """
+
+    def __init__(self, seed: int, keeps: bool = False) -> None:
         super().__init__()
         choice = random.Random(seed)
+        self.keeps = keeps
         width = choice.choice((32, 64))
         self.blocks = nn.ModuleList(Block(width, choice) for _ in range(choice.randint(3, 7)))
         self.sources = [
@@ -83,12 +88,12 @@ class Chance(nn.Module):
 
     def _is_read_after(self, index: int, source: int) -> bool:
         later = any(source in sources for sources in self.sources[index + 1 :])
-        return later or (self.outside and source == 0)
+        return self.keeps or later or (self.outside and source == 0)
 
 
-def by_chance(seed: int) -> tuple[nn.Module, torch.Tensor]:
+def by_chance(seed: int, **options: Any) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(seed)
-    model = Chance(seed)
+    model = Chance(seed, **options)
     return model, torch.randn(ROWS, model.width)
 
 
@@ -146,6 +151,12 @@ def two_simulated_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_blocks_leave_to_each_other_the_budget_holds_and_the_bits_agree(seed: int) -> None:
     model, x = by_chance(seed)
+    check(model, x, random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_the_model_itself_holds_until_its_end_is_counted_where_it_is(seed: int) -> None:
+    model, x = by_chance(seed, keeps=True)
     check(model, x, random.Random(seed))
 
 

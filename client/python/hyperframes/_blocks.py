@@ -207,6 +207,10 @@ class Ledger:
         record = self._records.get(storage._cdata)
         return record if record is not None and record() is storage else None
 
+    def living(self) -> list[Record]:
+        """Of every storage of this forward that somebody holds."""
+        return [record for record in list(self._records.values()) if record() is not None]
+
     def classify(self, storage: torch.UntypedStorage) -> tuple[Record, bool]:
         """The storage's record, and whether it was made now."""
         record = self.find(storage)

@@ -26,7 +26,7 @@ from ._meter import ParameterStorages, passing_hooks
 from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
-from ._shared import note_shared
+from ._shared import note_held, note_shared
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
 
@@ -149,6 +149,7 @@ class _Run:
         self._ledger = Ledger(self.device)
         self._found: dict[str, BlockInfo] = {}
         self._uses: dict[str, dict[Key, SharedUse]] = {}  # Of storages, by the block that reads.
+        self._held: set[Key] = set()  # By the model's own code, as the last block so far ended.
         self._running = ""
         self._warned = False
         self._batch: list[torch.UntypedStorage] = []
@@ -206,6 +207,7 @@ class _Run:
             self._uses[REST] = outside.uses
             if loss_fn is not None:
                 self._measure(LOSS, None, loss_fn, (output,), {}, "the loss is outside the model")
+        note_held(self._found, self._held)
         note_shared(self.in_order(), self._uses)
 
     def _see_hooks(self, hooks: Any) -> None:
@@ -319,9 +321,21 @@ class _Run:
                 _restore_buffers(buffers)
         finally:
             self._running = ""
+        if module is not None:
+            self._held = self._held_by_the_model(result.name, leaves)
         self._found[result.name] = result
         self._tick(name)
         return outputs[-1]
+
+    def _held_by_the_model(self, name: str, arguments: list[Any]) -> set[Key]:
+        """Other blocks' storages that are alive, though no graph of theirs is: what a block is
+        given apart, which its caller may let go of as it returns."""
+        given = {record for leaf in arguments if (record := self._record_of(leaf)) is not None}
+        return {
+            (record.block, record.ordinal)
+            for record in self._ledger.living()
+            if record.block not in (name, REST) and record not in given
+        }
 
     @staticmethod
     def _may_communicate(module: nn.Module | None) -> bool:

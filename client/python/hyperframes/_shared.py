@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from ._blocks import REST
 from ._phases import Key, SharedUse
@@ -11,6 +11,21 @@ from .profile import BlockInfo, PhaseInfo, Profile, SharedRead
 
 UNKNOWN_READER = "read outside the blocks, nobody knows when"
 READ_AGAIN = "read again by other blocks"
+HELD = "the model's own code holds it to the end of its forward"
+
+
+def note_held(blocks: Mapping[str, BlockInfo], held: Set[Key]) -> None:
+    """What the model's own code holds to the end of its forward stays: to move it frees nothing
+    before backward begins, and then most of all is needed first.
+
+    Args:
+        blocks: by name.
+        held: storages that are alive when the last block has run.
+    """
+    for name, ordinal in held:
+        for storage in blocks[name].storages if name in blocks else ():
+            if storage.ordinal == ordinal and not storage.unmovable_reason:
+                storage.unmovable_reason = HELD
 
 
 def note_shared(blocks: Sequence[BlockInfo], uses: Mapping[str, Mapping[Key, SharedUse]]) -> None:
@@ -72,6 +87,7 @@ def as_planned(profile: Profile, *, keep_from: int, recompute: bool) -> list[Blo
     blocks = []
     for block in profile.blocks:
         waits = {read.ordinal for read in block.shared if read.block == block.name}
+        waits |= {s.ordinal for s in block.storages if s.unmovable_reason == HELD}
         if not recompute or block.keep_reason:
             waits = set()
         storages = [
