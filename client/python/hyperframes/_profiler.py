@@ -26,7 +26,7 @@ from ._meter import ParameterStorages, passing_hooks
 from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
-from ._shared import note_held, note_shared
+from ._shared import held_by_model, note_held, note_shared
 from .errors import FailedPrecondition
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
 
@@ -322,20 +322,11 @@ class _Run:
         finally:
             self._running = ""
         if module is not None:
-            self._held = self._held_by_the_model(result.name, leaves)
+            own = {id(record) for leaf in leaves if (record := self._record_of(leaf)) is not None}
+            self._held = held_by_model(self._ledger.living(), result.name, own)
         self._found[result.name] = result
         self._tick(name)
         return outputs[-1]
-
-    def _held_by_the_model(self, name: str, arguments: list[Any]) -> set[Key]:
-        """Other blocks' storages that are alive, though no graph of theirs is: what a block is
-        given apart, which its caller may let go of as it returns."""
-        given = {record for leaf in arguments if (record := self._record_of(leaf)) is not None}
-        return {
-            (record.block, record.ordinal)
-            for record in self._ledger.living()
-            if record.block not in (name, REST) and record not in given
-        }
 
     @staticmethod
     def _may_communicate(module: nn.Module | None) -> bool:

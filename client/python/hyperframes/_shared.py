@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-from ._blocks import REST
+from ._blocks import REST, Record
 from ._phases import Key, SharedUse
 from .profile import BlockInfo, PhaseInfo, Profile, SharedRead
 
 UNKNOWN_READER = "read outside the blocks, nobody knows when"
 READ_AGAIN = "read again by other blocks"
 HELD = "the model's own code holds it to the end of its forward"
+
+
+def held_by_model(living: Iterable[Record], block: str, given: Set[int]) -> set[Key]:
+    """Other blocks' storages that are alive when ``block`` has run, though no graph of theirs is.
+
+    Args:
+        living: of the forward so far.
+        given: ids of the records of its arguments: its caller may let go of them as it returns.
+    """
+    return {
+        (record.block, record.ordinal)
+        for record in living
+        if record.block not in (block, REST) and id(record) not in given
+    }
 
 
 def note_held(blocks: Mapping[str, BlockInfo], held: Set[Key]) -> None:
