@@ -164,3 +164,9 @@ def test_what_the_model_itself_holds_until_its_end_is_counted_where_it_is(seed: 
 def test_skips_and_rotary_embeddings_keep_to_every_budget(make: Any) -> None:
     model, x = make()
     check(model, x, random.Random(1), budgets=5)
+
+
+def test_skips_too_small_to_move_wait_where_their_block_runs_again() -> None:
+    model, x = make_unet(levels=5)
+    for seed in (2, 3):
+        check(model, x, random.Random(seed))

@@ -45,29 +45,28 @@ def note_held(blocks: Mapping[str, BlockInfo], held: Set[Key]) -> None:
 def note_shared(blocks: Sequence[BlockInfo], uses: Mapping[str, Mapping[Key, SharedUse]]) -> None:
     """Writes down in every block which shared storages its backward reads when.
 
-    Those that stay are left out: they count where they are. So are those that were saved outside
-    every block: plans count them during all of backward once they are moved.
+    Those that were saved outside every block are left out: plans count them during all of backward
+    once they are moved.
 
     Args:
         blocks: in order of execution.
         uses: by block, of its own storages and of others'.
     """
-    movable = {
+    known = {
         (block.name, storage.ordinal): storage
         for block in blocks
         if block.name != REST
         for storage in block.storages
-        if not storage.unmovable_reason and not storage.unstable
     }
     readers: dict[Key, list[BlockInfo]] = {}
     for block in blocks:
         for key, use in uses.get(block.name, {}).items():
             by_backward = use.handles or not block.keep_reason
-            if key in movable and key[0] != block.name and by_backward:
+            if key in known and key[0] != block.name and by_backward:
                 readers.setdefault(key, []).append(block)
     for key, found in readers.items():
-        if any(not block.phases for block in found):
-            movable[key].unmovable_reason = UNKNOWN_READER
+        if any(not block.phases for block in found) and not known[key].unmovable_reason:
+            known[key].unmovable_reason = UNKNOWN_READER
     for block in blocks:
         block.shared = [
             SharedRead(*key, use.nbytes, use.phases(len(block.phases)))
@@ -78,14 +77,24 @@ def note_shared(blocks: Sequence[BlockInfo], uses: Mapping[str, Mapping[Key, Sha
 
 
 def readers_of_shared(profile: Profile) -> dict[Key, int]:
-    """How many blocks beside its own read each shared storage."""
+    """How many blocks beside its own read each shared storage that may move."""
+    fixed = _unmovable(profile)
     count: dict[Key, int] = {}
     for block in profile.blocks:
         for read in block.shared:
-            if read.block != block.name:
-                key = read.block, read.ordinal
+            key = read.block, read.ordinal
+            if read.block != block.name and key not in fixed:
                 count[key] = count.get(key, 0) + 1
     return count
+
+
+def _unmovable(profile: Profile) -> set[Key]:
+    return {
+        (block.name, storage.ordinal)
+        for block in profile.blocks
+        for storage in block.storages
+        if storage.unmovable_reason or storage.unstable
+    }
 
 
 def as_planned(profile: Profile, *, keep_from: int, recompute: bool) -> list[BlockInfo]:
@@ -98,6 +107,7 @@ def as_planned(profile: Profile, *, keep_from: int, recompute: bool) -> list[Blo
     """
     count = readers_of_shared(profile)
     stays = {key for key, readers in count.items() if 0 < keep_from <= readers}
+    stays |= _unmovable(profile)
     blocks = []
     for block in profile.blocks:
         waits = {read.ordinal for read in block.shared if read.block == block.name}
