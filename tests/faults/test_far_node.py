@@ -6,17 +6,17 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hyperframes.errors as errors
-from local_cluster import LocalCluster, process_environments, wait_until
+from local_cluster import ENDED, LocalCluster, process_environments, wait_until
 from two_nodes import BORROWS, finish, nodes_of, transfer_pids, two_nodes, worker_job
 
-STEPS = 16
-PAUSE = ("--pause", "0.2")  # Between steps: time to look, and to kill something before the last.
+STEPS = 32
 
 
 @pytest.fixture
@@ -25,22 +25,37 @@ def connected(run_directory: Path) -> Iterator[LocalCluster]:
         yield started
 
 
-def log(cluster: LocalCluster, job_id: str) -> str:
+def is_half_done(cluster: LocalCluster, job_id: str) -> bool:
+    """AssertionError: it has ended instead."""
+    job = cluster.job(job_id)
     try:
-        return cluster.whole_log(job_id, 0)
+        log = cluster.whole_log(job_id, 0)
     except errors.HyperFramesError:
-        return ""  # Not started yet.
+        log = ""  # Not started yet.
+    assert job["state"] not in ENDED, (job["message"], log[-3000:])
+    return f"step {STEPS // 2}/" in log
+
+
+@dataclass
+class Halfway:
+    """A job that has made half of its steps, with frames on the other node, and waits."""
+
+    job_id: str
+    waits_for: Path
+
+    def go_on(self) -> None:
+        self.waits_for.touch()
 
 
 def submit(
     cluster: LocalCluster, report: Path, restarts: int = 0, budget: tuple[str, ...] = BORROWS
-) -> str:
-    """A job that is past its second step, with frames on the other node."""
-    spec = worker_job(report, STEPS, *budget, *PAUSE)
+) -> Halfway:
+    waits_for = report.with_suffix(".go")
+    spec = worker_job(report, STEPS, *budget, "--hold", str(waits_for))
     job_id = cluster.submit({**spec, "max_restarts": restarts})
-    wait_until(lambda: "step 2/" in log(cluster, job_id), 180, "the second step", 0.05)
+    wait_until(lambda: is_half_done(cluster, job_id), 180, "half of the steps", 0.05)
     assert cluster.leases(), "the job holds no lease, so this test would show nothing"
-    return job_id
+    return Halfway(job_id, waits_for)
 
 
 def digests(cluster: LocalCluster, report: Path) -> Any:
@@ -52,13 +67,16 @@ def digests(cluster: LocalCluster, report: Path) -> Any:
 def test_a_killed_far_agent_disturbs_nothing_and_comes_back_with_the_same_leases(
     connected: LocalCluster, tmp_path: Path
 ) -> None:
-    job_id = submit(connected, tmp_path / "on.json")
-    _, other = nodes_of(connected.job(job_id))
+    halfway = submit(connected, tmp_path / "on.json")
+    _, other = nodes_of(connected.job(halfway.job_id))
     before = connected.leases()
     connected.agents[other].kill()
     connected.agents[other].start()
     wait_until(lambda: connected.leases() == before, 20, "the same leases")
-    job = finish(connected, job_id)
+    connected.agents[other].kill()
+    halfway.go_on()
+    job = finish(connected, halfway.job_id)
+    connected.agents[other].start()
     assert job.get("restarts", 0) == 0
     seen = json.loads((tmp_path / "on.json").read_text())
     assert seen["digests"] == digests(connected, tmp_path / "off.json")
@@ -82,7 +100,8 @@ def near_transfers() -> list[int]:
 def test_a_killed_hftransfer_fails_the_step_by_name_and_the_job_restarts(
     connected: LocalCluster, tmp_path: Path, side: str
 ) -> None:
-    job_id = submit(connected, tmp_path / "on.json", restarts=1)
+    halfway = submit(connected, tmp_path / "on.json", restarts=1)
+    job_id = halfway.job_id
     own, other = nodes_of(connected.job(job_id))
     if side == "far":
         victims = transfer_pids(connected, other)
@@ -90,6 +109,7 @@ def test_a_killed_hftransfer_fails_the_step_by_name_and_the_job_restarts(
         agent = connected.agents[own].pid
         victims = [pid for pid in near_transfers() if parent_of(pid) == agent]
     assert len(victims) == 1
+    halfway.go_on()  # Into a step, at any point of it.
     os.kill(victims[0], signal.SIGKILL)
     job = finish(connected, job_id)
     assert job["restarts"] == 1
@@ -104,13 +124,14 @@ def test_a_killed_hftransfer_fails_the_step_by_name_and_the_job_restarts(
 def test_a_node_that_is_lost_for_good_is_done_without(
     connected: LocalCluster, tmp_path: Path
 ) -> None:
-    job_id = submit(connected, tmp_path / "on.json", restarts=1, budget=BORROWS[:2])
-    own, other = nodes_of(connected.job(job_id))
+    halfway = submit(connected, tmp_path / "on.json", restarts=1, budget=BORROWS[:2])
+    own, other = nodes_of(connected.job(halfway.job_id))
     assert any(device.startswith(f"SIM-{other}") for _, _, device, _ in connected.leases())
     (transfer,) = transfer_pids(connected, other)
     connected.agents[other].kill()
+    halfway.go_on()
     os.kill(transfer, signal.SIGKILL)
-    job = finish(connected, job_id)
+    job = finish(connected, halfway.job_id)
     assert job["restarts"] == 1
     seen = json.loads((tmp_path / "on.json").read_text())
     assert {lease["node"] for lease in seen["stats"]["leases"]} <= {own}
@@ -126,7 +147,7 @@ def parent_of(pid: int) -> int:
 def test_a_killed_worker_gives_the_other_nodes_bytes_back(
     connected: LocalCluster, tmp_path: Path
 ) -> None:
-    job_id = submit(connected, tmp_path / "on.json")
+    job_id = submit(connected, tmp_path / "on.json").job_id
     os.kill(int(connected.job(job_id)["workers"][0]["report"]["pid"]), signal.SIGKILL)
     wait_until(lambda: connected.leases() == [], 30, "the lease on the other node to come back")
     assert connected.wait_job(job_id, 60)["state"] == "JOB_STATE_FAILED"
