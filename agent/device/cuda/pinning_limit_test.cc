@@ -1,7 +1,6 @@
 // Pinning under limits, without a GPU: a driver whose pinning is mlock, which the kernel refuses
 // beyond RLIMIT_MEMLOCK. Each test is a process of its own, since lowered limits stay.
 #include <linux/capability.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,7 +34,9 @@ std::unique_ptr<CudaDriver> LockingDriver() {
     return Succeed();
   };
   driver->cuMemHostRegister = [](void* data, size_t bytes, unsigned) {
-    return mlock(data, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+    // Not by the library's mlock, which sanitizers replace by nothing.
+    const bool locked = syscall(SYS_mlock, data, bytes) == 0;
+    return locked ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
   };
   driver->cuMemHostUnregister = [](void*) { return Succeed(); };
   driver->cuGetErrorName = [](CUresult, const char** name) {
