@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/eventually.h"
 #include "common/protocol_version.h"
 #include "coordinator/service/coordinator_server.h"
 #include "coordinator/service/fake_agent_server.h"
@@ -113,9 +114,11 @@ class CheckpointsOverGrpc : public testing::Test {
     request.set_wait_s(wait_s);
     return checkpoints_->WatchCheckpoint(Within(60).get(), request, checkpoint);
   }
+  // Counted a moment after whoever waits for it was told.
   void ExpectMetric(const std::string& line) {
-    const std::string metrics = server_->MetricsText();
-    EXPECT_TRUE(absl::StrContains(metrics, line + "\n")) << line << "\n" << metrics;
+    EXPECT_TRUE(Eventually([&] { return absl::StrContains(server_->MetricsText(), line + "\n"); }))
+        << line << "\n"
+        << server_->MetricsText();
   }
 
   FakeAgents agents_;
