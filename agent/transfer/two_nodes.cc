@@ -45,12 +45,17 @@ absl::StatusOr<std::unique_ptr<ChildProgram>> ChildProgram::Start(
 
 ChildProgram::~ChildProgram() {
   if (pid_ <= 0) return;
-  kill(pid_, SIGCONT);
+  // Never to one that runs: it may be ending already, under LeakSanitizer, whose look at the whole
+  // process such a signal makes endless.
+  if (stopped_) kill(pid_, SIGCONT);
   kill(pid_, SIGTERM);
   waitpid(pid_, nullptr, 0);
 }
 
-void ChildProgram::Signal(int number) const { kill(pid_, number); }
+void ChildProgram::Signal(int number) const {
+  stopped_ = number == SIGSTOP;
+  kill(pid_, number);
+}
 
 std::string ChildProgram::ReadLine() {
   std::string line;

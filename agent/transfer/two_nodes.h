@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ class ChildProgram {
  private:
   ChildProgram() = default;
   pid_t pid_ = -1;
+  mutable std::atomic<bool> stopped_{false};  // By Signal.
   UniqueFd output_;
 };
 
