@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -324,6 +325,9 @@ class _Run:
         if module is not None:
             own = {id(record) for leaf in leaves if (record := self._record_of(leaf)) is not None}
             self._held = held_by_model(self._ledger.living(), result.name, own)
+            if self._held and len(self._found) >= self.parts:
+                gc.collect()  # What only a cycle of dead objects holds is nobody's.
+                self._held = held_by_model(self._ledger.living(), result.name, own)
         self._found[result.name] = result
         self._tick(name)
         return outputs[-1]
