@@ -43,6 +43,21 @@ class TransferLeaseTest : public AgentTest {
   std::unique_ptr<HostDevice> device_;
 };
 
+// Copies a piece to the other node and back again.
+void ExpectBytesComeBack(Memory* memory) {
+  std::vector<char> source(kMiB, 's');
+  std::vector<char> back(source.size());
+  const auto out = memory->CreateStream(Direction::kOut).value();
+  const auto in = memory->CreateStream(Direction::kIn).value();
+  ASSERT_TRUE(out->Copy(memory->data(), source.data(), kMiB).ok());
+  ASSERT_TRUE(in->WaitFor(out->Record()).ok());
+  ASSERT_TRUE(in->Copy(back.data(), memory->data(), kMiB).ok());
+  const auto reloaded = in->Record();
+  EXPECT_TRUE(reloaded->Arrived().ok());
+  reloaded->Synchronize();
+  EXPECT_TRUE(back == source);
+}
+
 TEST_F(TransferLeaseTest, ALeaseOfThisNodesOwnRanksNeedsNoTransfer) {
   v1::PrepareLeaseRequest prepare = Lease("lease-1", kMiB);
   prepare.set_holder_node("a");
@@ -100,17 +115,7 @@ TEST_F(TransferLeaseTest, AnAgentThatStopsLeavesARunningTransferAlone) {
   auto channel = TransferChannel::Adopt(Borrower("job-1-0")->StartTransfer("SIM-b-0").value());
   auto memory = channel->Open(device_.get(), lease).value();
   StopNode();
-  std::vector<char> source(kMiB, 's');
-  std::vector<char> back(source.size());
-  const auto out = memory->CreateStream(Direction::kOut).value();
-  const auto in = memory->CreateStream(Direction::kIn).value();
-  ASSERT_TRUE(out->Copy(memory->data(), source.data(), kMiB).ok());
-  ASSERT_TRUE(in->WaitFor(out->Record()).ok());
-  ASSERT_TRUE(in->Copy(back.data(), memory->data(), kMiB).ok());
-  const auto reloaded = in->Record();
-  EXPECT_TRUE(reloaded->Arrived().ok());
-  reloaded->Synchronize();
-  EXPECT_TRUE(back == source);
+  ExpectBytesComeBack(memory.get());
 }
 
 TEST_F(TransferLeaseTest, ARevocationReachesTheRankOnTheOtherNodeAndTheLeaseDrains) {
@@ -126,19 +131,7 @@ TEST_F(TransferLeaseTest, ARevocationReachesTheRankOnTheOtherNodeAndTheLeaseDrai
   EXPECT_EQ(asked, "lease-1");
   EXPECT_FALSE(channel->TakeRevocation(&asked)) << "it is asked for once";
   // The frames there are still the rank's, until it has returned them.
-  std::vector<char> source(kMiB, 's');
-  std::vector<char> back(source.size());
-  {
-    const auto out = memory->CreateStream(Direction::kOut).value();
-    const auto in = memory->CreateStream(Direction::kIn).value();
-    ASSERT_TRUE(out->Copy(memory->data(), source.data(), kMiB).ok());
-    ASSERT_TRUE(in->WaitFor(out->Record()).ok());
-    ASSERT_TRUE(in->Copy(back.data(), memory->data(), kMiB).ok());
-    const auto reloaded = in->Record();
-    EXPECT_TRUE(reloaded->Arrived().ok());
-    reloaded->Synchronize();
-  }
-  EXPECT_TRUE(back == source);
+  ExpectBytesComeBack(memory.get());
   memory.reset();
   EXPECT_TRUE(Eventually([&] { return Lent() == 0; }));
   EXPECT_EQ(node_->leases()->released_by_reason()["returned"], 1);

@@ -120,6 +120,7 @@ def smallest(model: nn.Module, profile: hf.Profile, **options: Any) -> int:
 def check(model: nn.Module, x: torch.Tensor, choice: random.Random, budgets: int = 3) -> None:
     plain = step(model, x)
     profile = hf.profile(model, x, loss_fn=loss_of)
+    tried = 0
     for turn in range(budgets):
         options: dict[str, Any] = {"forbid": choice.choice(([], ["recompute"], ["selective"]))}
         least = smallest(model, profile, **options)
@@ -130,6 +131,7 @@ def check(model: nn.Module, x: torch.Tensor, choice: random.Random, budgets: int
             context.__enter__()
         except hf.ResourceExhausted:
             continue  # How fast the links are is measured anew, and with it what the search finds.
+        tried += 1
         try:
             for index in range(3):
                 context.meter.reset_peak()
@@ -141,6 +143,7 @@ def check(model: nn.Module, x: torch.Tensor, choice: random.Random, budgets: int
             assert context.stats()["unplanned_storages"] == 0
         finally:
             context.__exit__(None, None, None)
+    assert tried > 0, "every budget was refused, so nothing was shown"
 
 
 @pytest.fixture(autouse=True)
