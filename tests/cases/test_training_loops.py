@@ -26,6 +26,7 @@ from cases.small_gpt import (
     same_gradients,
     train,
 )
+from hyperframes._shared import HELD
 
 # ---- T5 ----
 
@@ -223,14 +224,34 @@ def test_t17_two_hundred_steps_stay_flat() -> None:
     assert objects[-1] - objects[0] < 100
 
 
+HOARDED = 2 * 64 * 4 * 64 * 4  # Bytes of one block's wide activation.
+
+
+def hoard(model: GPT) -> list[torch.Tensor]:
+    """Keeps what the first block's wide layer puts out, as code that logs activations does."""
+    kept: list[torch.Tensor] = []
+    model.blocks[0].up.register_forward_hook(  # type: ignore[union-attr]
+        lambda module, args, output: kept.append(output)
+    )
+    return kept
+
+
 def test_t18_bytes_kept_alive_by_others_are_reported() -> None:
     model = make_gpt()
-    hoard: list[torch.Tensor] = []
-    model.blocks[0].up.register_forward_hook(  # type: ignore[union-attr]
-        lambda module, args, output: hoard.append(output)
-    )
     context = framed(model, peer)
+    hoard(model)  # After the profile, so no plan knows of it.
     with context as inside:
-        loss = loss_of(inside(batch(0)[0]), batch(0)[1])
-        loss.backward()
-        assert context.stats()["held_elsewhere"] == {"blocks.0": 2 * 64 * 4 * 64 * 4}
+        loss_of(inside(batch(0)[0]), batch(0)[1]).backward()
+        assert context.stats()["held_elsewhere"] == {"blocks.0": HOARDED}
+
+
+def test_t18_bytes_known_to_be_kept_alive_stay_and_the_profile_says_why() -> None:
+    model = make_gpt()
+    kept = hoard(model)
+    found = profiled(model)
+    stays = [s for s in found.block("blocks.0").storages if s.unmovable_reason == HELD]
+    assert HOARDED in [storage.nbytes for storage in stays]
+    kept.clear()
+    with framed(model, peer) as inside:
+        loss_of(inside(batch(0)[0]), batch(0)[1]).backward()
+        assert hf.stats(inside)["held_elsewhere"] == {}
