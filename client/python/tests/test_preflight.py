@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from hyperframes import _preflight
 from hyperframes._backend import EmbeddedBackend
 from hyperframes._preflight import ENOUGH, LARGEST, LIMIT_S, PATIENCE_S, SMALLEST, judged, measure
-from hyperframes._ring import Pending
+from hyperframes._ring import Pending, _Awaited, _Polled
 
 PACKAGE = Path(__file__).resolve().parents[1]
 GPUS = ["SIM-local-0", "SIM-local-1"]
@@ -243,6 +244,60 @@ def test_an_error_is_told_with_its_likely_cause_and_raised(
     said = capsys.readouterr().err
     assert "leave HyperFrames off: all-reduce SIM-local-0 -> SIM-local-1: no way" in said
     assert "unhandled system error, perhaps because" in said
+
+
+class NcclWork:
+    """Like NCCL's: wait() orders streams and never holds up the caller, nor tells of the end."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.ordered = 0
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self) -> None:
+        assert self.looks < 0, "it was waited for before its end: the stream would be held up"
+        self.ordered += 1
+
+
+def test_what_nccl_runs_is_looked_at_until_it_is_done_and_orders_the_stream_then() -> None:
+    works = [NcclWork(3), NcclWork(0)]
+    pending = _Polled(works, torch.tensor([1.5, 2.0], dtype=torch.float64))
+    assert not pending.wait(0.0)
+    assert [work.ordered for work in works] == [0, 0]
+    assert pending.wait(None)
+    assert [work.ordered for work in works] == [1, 1]
+    assert pending.values() == [1.5, 2.0]
+
+
+class GlooWork:
+    """Like Gloo's sends: done in wait() alone, which ends when `go` says so."""
+
+    def __init__(self, error: str = "") -> None:
+        self.go = threading.Event()
+        self._error = error
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        assert self.go.wait(100)
+        if self._error:
+            raise RuntimeError(self._error)
+
+
+def test_what_gloo_runs_can_be_waited_for_in_vain_and_once_more() -> None:
+    work = GlooWork()
+    pending = _Awaited([work], None)
+    assert not pending.wait(0.0)
+    work.go.set()
+    assert pending.wait(None)
+    broken = GlooWork("Connection closed by peer")
+    broken.go.set()
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        _Awaited([broken], None).wait(None)
 
 
 @dataclasses.dataclass(eq=False)
