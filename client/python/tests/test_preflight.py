@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import subprocess
@@ -353,6 +354,49 @@ def test_one_rank_alone_costs_nothing(
     _preflight.look_at_collectives(backend, 1 << 30)
     assert entered == []
     assert _preflight.verdict() == {}
+
+
+FAKES = PACKAGE.parents[1] / "bazel-bin" / "agent" / "device" / "cuda" / "fake"
+
+ON_GPUS = """
+    import json
+    from hyperframes import _native
+
+    gpus = ["GPU-00000000-0000-0000-0000-00000000000%d" % number for number in (1, 2)]
+    machine = _native.Machine({"backend": "cuda", "gpu_index": 0, "host_bytes": 0})
+    measured = [
+        {"kind": "all-reduce", "bytes": 1 << 25, "seconds": (1 << 25) / 40e9},
+        {"kind": "send-receive", "bytes": 1 << 25, "seconds": (1 << 25) / 50e9},
+    ]
+    print(json.dumps(machine.judge_collectives({"gpus": gpus, "measured": measured})))
+    far = [gpus[0], "GPU-on-another-node"]
+    print(json.dumps(machine.judge_collectives({"gpus": far, "measured": measured})))
+"""
+
+
+@pytest.mark.skipif(
+    not (FAKES / "libcuda.so.1").exists(),
+    reason="built without a CUDA toolkit, or not built: bazel build //agent/device/cuda/fake",
+)
+def test_of_gpus_nvml_tells_what_is_promised() -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGE),
+        "LD_LIBRARY_PATH": str(FAKES),
+        "HYPERFRAMES_FAKE_GPUS": "2,linked",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ON_GPUS)],
+        env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    near, far = map(json.loads, done.stdout.splitlines())
+    assert near["promised_bytes_per_second"] == 450e9
+    (unfit,) = near["unfit"]
+    assert unfit["kind"] == "all-reduce", "below a tenth; the other is a ninth"
+    assert ": 40.0GB/s, promised 450GB/s (18 x NVLink 4); " in unfit["sentence"]
+    assert far["promised_bytes_per_second"] == 0
+    assert far["unfit"] == []
 
 
 RANK = """
