@@ -71,12 +71,14 @@ hf_code hf_plan(const char* problem_json, char** plan_json);
  * CUDA's order; the others may lend all but their reserve (1GiB). "measure" times copies and waits,
  * with two more events each. Without "backend", HYPERFRAMES_BACKEND decides ("host").
  * HYPERFRAMES_NODE names the node ("local"), and with it "host:<node>". machine_json: {"devices":
- * [DeviceProfile...], "links": [LinkProfile...], "unfit_links": [{"from", "to", "sentence"}...]},
- * links measured now. Lend nothing over an unfit one: it does less than a tenth of what its kind
- * promises, or there is no way: see the sentence. "host_note": why not all host_bytes, or "". */
+ * [DeviceProfile...], "links": [LinkProfile...], "unfit_links": [{"from", "to", "sentence"}...],
+ * "host_note": why not all host_bytes, or ""}, links measured now. Lend nothing over an unfit one:
+ * less than a tenth of what its kind promises, or no way. hf_judge_collectives: of those that the
+ * ranks of a job measured; JSON as in client/c/unfit_collectives.h. */
 typedef struct hf_machine hf_machine;
 hf_code hf_machine_open(const char* options_json, hf_machine** machine);
 hf_code hf_machine_describe(hf_machine* machine, char** machine_json);
+hf_code hf_judge_collectives(hf_machine* machine, const char* measured_json, char** verdict_json);
 void hf_machine_close(hf_machine* machine); /* Engines on it must have been closed. */
 
 /* ---- Engine ----
@@ -119,12 +121,11 @@ hf_code hf_engine_stats(hf_engine* engine, char** stats_json);
 hf_code hf_report(hf_engine* engine, int64_t steps, int64_t activation_bytes,
                   int64_t activation_peak_bytes, int64_t recompute_ns,
                   int64_t predicted_peak_bytes);
-/* Also to the counters page: micro-batches that have run on one pipeline stage (0 to 63; a model
- * that is not cut is stage 0) and their nanoseconds, all since the process began. */
+/* Also to the counters page: micro-batches run on one pipeline stage (0 to 63; a model that is not
+ * cut is stage 0) and their nanoseconds, all since the process began. */
 hf_code hf_report_micro_batches(hf_engine* engine, int32_t stage, int64_t count, int64_t run_ns,
                                 int64_t wait_ns);
-/* A lease that the agent asks back, or NULL in *lease_id: return it by closing the engine at a
- * quiescent point. */
+/* A lease that the agent asks back (by closing the engine when quiescent), or NULL in *lease_id. */
 hf_code hf_take_revocation(hf_engine* engine, char** lease_id);
 
 /* ---- Coordinator ----

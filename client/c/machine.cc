@@ -13,9 +13,12 @@
 #include "client/c/boundary.h"
 #include "client/c/hyperframes.h"
 #include "client/c/json_options.h"
+#include "client/c/unfit_collectives.h"
 #include "client/c/unfit_links.h"
 #include "client/cpp/message_json.h"
 #include "client/cpp/retry.h"
+#include "client/doctor/host_facts.h"
+#include "client/doctor/nvml_facts.h"
 #include "client/doctor/path_facts.h"
 #include "common/host_limits.h"
 #include "common/random_id.h"
@@ -272,6 +275,31 @@ absl::StatusOr<std::string> Machine::Describe() {
                       UnfitLinksJson(std::move(paths), /*real=*/cuda_ != nullptr), "}");
 }
 
+double Machine::SimulatedCollectivePromise(const std::vector<std::string>& gpus) const {
+  Bytes least = 0;
+  for (const std::string& uuid : gpus) {
+    const auto found =
+        std::find_if(simulated_->devices().begin(), simulated_->devices().end(),
+                     [&uuid](const auto& device) { return device->options().uuid == uuid; });
+    if (found == simulated_->devices().end()) return 0;  // Another worker's, or another node's.
+    const Bytes promised = (*found)->options().collective_promise;
+    if (promised == 0) return 0;
+    least = least == 0 ? promised : std::min(least, promised);
+  }
+  return static_cast<double>(least);
+}
+
+absl::StatusOr<std::string> Machine::JudgeCollectives(const std::string& measured_json) const {
+  HF_ASSIGN_OR_RETURN(const JobCollectives job, ReadJobCollectives(measured_json));
+  doctor::Facts facts;
+  doctor::HostFactSource().Collect(absl::InfiniteFuture(), &facts);
+  if (cuda_ == nullptr) {
+    return JudgeSimulatedCollectives(job, std::move(facts), SimulatedCollectivePromise(job.gpus));
+  }
+  doctor::NvmlFactSource().Collect(absl::InfiniteFuture(), &facts);
+  return JudgeRealCollectives(job, std::move(facts));
+}
+
 absl::StatusOr<DescriptorClient*> Machine::Agent(const std::string& socket_path) {
   MutexLock lock(&mutex_);
   std::unique_ptr<DescriptorClient>& agent = agents_[socket_path];
@@ -322,6 +350,16 @@ hf_code hf_machine_describe(hf_machine* machine, char** machine_json) {
     HF_RETURN_IF_ERROR(RequireArgument(machine_json, "machine_json"));
     HF_ASSIGN_OR_RETURN(const std::string json, machine->machine->Describe());
     return hyperframes::CopyOut(json, machine_json);
+  });
+}
+
+hf_code hf_judge_collectives(hf_machine* machine, const char* measured_json, char** verdict_json) {
+  return Guarded("hf_judge_collectives", [&]() -> absl::Status {
+    HF_RETURN_IF_ERROR(RequireArgument(machine, "machine"));
+    HF_RETURN_IF_ERROR(RequireArgument(measured_json, "measured_json"));
+    HF_RETURN_IF_ERROR(RequireArgument(verdict_json, "verdict_json"));
+    HF_ASSIGN_OR_RETURN(const std::string json, machine->machine->JudgeCollectives(measured_json));
+    return hyperframes::CopyOut(json, verdict_json);
   });
 }
 

@@ -43,6 +43,9 @@ class Machine {
   // use.
   absl::StatusOr<std::string> Describe();
 
+  // See hf_judge_collectives. Reads NVML on CUDA, which takes milliseconds.
+  absl::StatusOr<std::string> JudgeCollectives(const std::string& measured_json) const;
+
   // The connection to the agent behind `socket_path`, made at the first call and kept as long as
   // this machine: an agent takes a closed connection for a dead worker. A restarting agent is
   // waited for, ten seconds at most. Codes as DescriptorClient::Connect.
@@ -64,6 +67,8 @@ class Machine {
   // The path from the GPU `from` into memory of `to`; never fails: that there is none, or no room
   // to measure it with, stands in it.
   doctor::PathFacts MeasurePath(Device* from, Device* to, absl::Duration time_limit) const;
+  // What the slowest of them promises; 0: one of them does not, or is not of this machine.
+  double SimulatedCollectivePromise(const std::vector<std::string>& gpus) const;
   v1::LinkProfile Link(const doctor::PathFacts& path) const;
   absl::StatusOr<std::vector<doctor::PathFacts>> MeasurePaths();
 

@@ -59,8 +59,10 @@ MaybeReason WithoutNccl(const PathFacts& path) {
 
 MaybeReason Simulated(const PathFacts& path) {
   if (path.link != "simulated") return absl::nullopt;
-  return Reason{"the simulated link is described as slower than it promises, or this machine is",
-                "change HYPERFRAMES_HOST_DEVICES (peer, host, peer-promise, host-promise)"};
+  return Reason{
+      "the simulated link is described as slower than it promises, or this machine is",
+      "change HYPERFRAMES_HOST_DEVICES (peer, host, and the promises: peer-promise, host-promise, "
+      "collective-promise)"};
 }
 
 MaybeReason Partitioned(const PathFacts& path, const Ends& ends) {

@@ -26,7 +26,8 @@ struct HostDeviceOptions {
   // of a broken link promises more than it has.
   Bytes peer_promise = 0;
   Bytes host_promise = 0;
-  absl::Duration latency;  // Per copy, on both paths.
+  Bytes collective_promise = 0;  // Of collectives among the ranks of a job; bus bandwidth.
+  absl::Duration latency;        // Per copy, on both paths.
   // How many times slower than this machine's processor the device computes. At RecordCompute the
   // caller sleeps (slowdown - 1) times the processor time that its thread has used since the last
   // one. Not at ComputeWait: that would be counted as waiting for copies.

@@ -23,7 +23,8 @@ constexpr size_t kLongestText = 16384;
 constexpr int kMostDevices = 64;
 constexpr const char* kAccepted =
     "accepted: \"uuid=SIZE[@key=value,key=value];...\" with the keys peer, host, "
-    "peer-promise, host-promise, latency and slowdown, or \"2 x 1GiB\", or \"1GiB,512MiB\"";
+    "peer-promise, host-promise, collective-promise, latency and slowdown, or \"2 x 1GiB\", or "
+    "\"1GiB,512MiB\"";
 
 // What was wrong with one token; the token is cut so that a message stays bounded.
 absl::Status BadToken(absl::string_view token, absl::string_view why) {
@@ -62,6 +63,8 @@ absl::Status ParseProperty(const std::string& token, HostDeviceOptions* device) 
     HF_ASSIGN_OR_RETURN(device->peer_promise, ParseSpeed(token, value));
   } else if (key == "host-promise") {
     HF_ASSIGN_OR_RETURN(device->host_promise, ParseSpeed(token, value));
+  } else if (key == "collective-promise") {
+    HF_ASSIGN_OR_RETURN(device->collective_promise, ParseSpeed(token, value));
   } else if (key == "latency") {
     const absl::StatusOr<absl::Duration> latency = ParseDuration(value);
     if (!latency.ok()) return BadToken(token, latency.status().message());
@@ -185,6 +188,9 @@ std::string FormatHostDevices(const std::vector<HostDeviceOptions>& devices) {
     }
     if (device.host_promise > 0) {
       absl::StrAppend(&pieces.back(), ",host-promise=", device.host_promise);
+    }
+    if (device.collective_promise > 0) {
+      absl::StrAppend(&pieces.back(), ",collective-promise=", device.collective_promise);
     }
   }
   return absl::StrJoin(pieces, ";");

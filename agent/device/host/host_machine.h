@@ -20,8 +20,9 @@ namespace hyperframes {
 //   "SIM-a-0=1GiB@peer=20GB,host=10GB,latency=20us,slowdown=1.5;SIM-a-1=512MiB"   or, short,
 //   "2 x 1GiB", "2 x 1GiB@peer=20GB", "1GiB,512MiB": UUIDs are then SIM-<node>-0, -1, ...
 // Speeds are bytes per second; 0, or the key left out, is as fast as memory. peer-promise and
-// host-promise say what such links should do, for the pre-flight. InvalidArgument names
-// the token that cannot be read and what is accepted there.
+// host-promise say what such links should do, and collective-promise what collectives among the
+// ranks of a job should, for the pre-flight. InvalidArgument names the token that cannot be read
+// and what is accepted there.
 absl::StatusOr<std::vector<HostDeviceOptions>> ParseHostDevices(const std::string& text,
                                                                 const std::string& node = "local");
 

@@ -46,8 +46,11 @@ TEST(ParseHostDevices, ReadsTheShortForms) {
 }
 
 TEST(ParseHostDevices, ReadsBackWhatFormatWrote) {
-  const auto devices =
-      ParseHostDevices("SIM-a-0=1000001@peer=3GB,host=7,latency=1500ns,slowdown=1.1;X=1").value();
+  const auto devices = ParseHostDevices(
+                           "SIM-a-0=1000001@peer=3GB,host=7,latency=1500ns,slowdown=1.1;"
+                           "X=1@peer-promise=1GB,host-promise=2GB/s,collective-promise=3GB")
+                           .value();
+  EXPECT_EQ(devices[1].collective_promise, 3'000'000'000);
   const auto again = ParseHostDevices(FormatHostDevices(devices)).value();
   ASSERT_EQ(again.size(), devices.size());
   for (size_t i = 0; i < devices.size(); ++i) {
@@ -57,6 +60,9 @@ TEST(ParseHostDevices, ReadsBackWhatFormatWrote) {
     EXPECT_EQ(again[i].host_bandwidth, devices[i].host_bandwidth);
     EXPECT_EQ(again[i].latency, devices[i].latency);
     EXPECT_EQ(again[i].compute_slowdown, devices[i].compute_slowdown);
+    EXPECT_EQ(again[i].peer_promise, devices[i].peer_promise);
+    EXPECT_EQ(again[i].host_promise, devices[i].host_promise);
+    EXPECT_EQ(again[i].collective_promise, devices[i].collective_promise);
   }
 }
 

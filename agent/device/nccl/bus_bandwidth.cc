@@ -1,4 +1,4 @@
-#include "agent/device/nccl/collective_probe.h"
+#include "agent/device/nccl/bus_bandwidth.h"
 
 namespace hyperframes {
 

@@ -13,25 +13,18 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "agent/device/cuda/cuda_machine.h"
+#include "agent/device/nccl/bus_bandwidth.h"
 #include "agent/device/nccl/nccl_library.h"
 #include "common/clock.h"
 #include "common/units.h"
 
 namespace hyperframes {
 
-enum class Collective { kAllReduce, kSendReceive };
-
 struct CollectiveSpeed {
   double bus_bytes_per_second = 0;
   absl::Duration latency;  // Of a few bytes.
   Bytes largest = 0;       // Bytes per GPU that the speed is of.
 };
-
-// Bytes per second over the slowest link, as nccl-tests defines it, so that it compares with what
-// the link promises whatever the number of GPUs: bytes / time, times 2 (ranks - 1) / ranks for an
-// all-reduce and 1 for a send/recv, where each GPU sends `bytes` to the next one of a ring. Source:
-// github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth". Zero for no time.
-double BusBytesPerSecond(Collective collective, int ranks, Bytes bytes, absl::Duration time);
 
 class CollectiveProbe {
  public:

@@ -148,11 +148,23 @@ def _without_unfit_links(description: dict[str, Any], gpu: str) -> dict[str, Any
     return {**description, "devices": devices}
 
 
-class EmbeddedBackend:
+class _OnMachine:
+    """What both backends know of the machine that this process computes on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._machine = _native.Machine(_machine_options(device))
+
+    def judge_collectives(self, gpus: list[str], measured: list[dict[str, Any]]) -> dict[str, Any]:
+        """For the pre-flight (_preflight.Judge): by the same promises as ``hfctl doctor``."""
+        return self._machine.judge_collectives({"gpus": gpus, "measured": measured})
+
+
+class EmbeddedBackend(_OnMachine):
     """The planner in this process; this process allocates what it lends itself."""
 
     def __init__(self, device: torch.device) -> None:
-        self._machine = _native.Machine(_machine_options(device))
+        super().__init__(device)
         self._description = self._machine.describe()
         _tell_host_note(self._description)
         gpus = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
@@ -238,12 +250,12 @@ def _across_nodes(grant: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class ClusterBackend:
+class ClusterBackend(_OnMachine):
     """Plans from the coordinator; leases from the agents, mapped through their sockets."""
 
     def __init__(self, device: torch.device, where: Cluster) -> None:
+        super().__init__(device)
         self._where = where
-        self._machine = _native.Machine(_machine_options(device))
         self._description = self._machine.describe()
         own = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
         self._gpu = where.gpu or (own[0] if own else "")

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "hf_plan": [c_char_p, POINTER(c_void_p)],
     "hf_machine_open": [c_char_p, POINTER(c_void_p)],
     "hf_machine_describe": [c_void_p, POINTER(c_void_p)],
+    "hf_judge_collectives": [c_void_p, c_char_p, POINTER(c_void_p)],
     "hf_engine_open": [c_void_p, c_char_p, POINTER(c_void_p)],
     "hf_put": [
         c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int64, c_int32, c_char_p, c_int64,
@@ -194,6 +195,11 @@ class Machine:
     def describe(self) -> dict[str, Any]:
         """``{"devices", "links"}``; links are measured now."""
         return dict(json.loads(self._library.text("hf_machine_describe", self._pointer)))
+
+    def judge_collectives(self, measured: dict[str, Any]) -> dict[str, Any]:
+        """What ranks measured among their GPUs; see client/c/unfit_collectives.h."""
+        asked = json.dumps(measured).encode()
+        return dict(json.loads(self._library.text("hf_judge_collectives", self._pointer, asked)))
 
     def close(self) -> None:
         """Idempotent. Engines on it must have been closed."""

@@ -13,6 +13,7 @@ from . import _group
 from ._blocks import LOSS, REST
 from ._config import Limits
 from ._engine import Backend
+from ._preflight import look_at_collectives
 from ._reporting import recommendation
 from ._shared import readers_of_shared
 from .errors import ResourceExhausted
@@ -67,6 +68,7 @@ class PlanBook:
         if any(plan.policies.get(name, policy) != policy for name, policy in self._fixed.items()):
             # Another rank's plan differs: as agreed, and leased.
             plan = self._make(self._base, absent)
+        look_at_collectives(self._backend, plan.predicted_activation_peak)
         self._announce(plan)
         self._remember((self._base.signature, absent), plan, self._base)
         return plan

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _native
 from ._config import Limits
+from ._preflight import verdict
 from .plan import Plan
 
 
@@ -49,6 +50,7 @@ def summarize(
         "recompute_s_by_block": {name: ns / 1e9 for name, ns in recompute_ns.items()},
         "held_elsewhere_bytes": sum(held.values()),
         "held_elsewhere": held,
+        "collectives": verdict(),
         "engine": dict(engine),
         **counts,
     }

@@ -15,6 +15,8 @@ constexpr int kSuccess = 0;
 constexpr int kNotFound = 6;
 constexpr int kTimeout = 10;
 constexpr int kUninitialized = 1;
+constexpr unsigned kLinks = 18;
+constexpr unsigned kNvLink4 = 6;
 
 struct Memory {
   unsigned long long total, free, used;
@@ -71,6 +73,18 @@ int nvmlDeviceGetMemoryInfo(void* gpu, Memory* memory) {
   memory->total = hyperframes::kFakeTotalBytes;
   memory->free = static_cast<unsigned long long>(hyperframes::FakeFreeBytes(IndexOf(gpu)));
   memory->used = memory->total - memory->free;
+  return kSuccess;
+}
+
+// Otherwise as of a driver that does not know NVLink.
+int nvmlDeviceGetNvLinkState(void* /*gpu*/, unsigned link, int* active) {
+  if (!hyperframes::FakeGpusAre("linked") || link >= kLinks) return kNotFound;
+  *active = 1;
+  return kSuccess;
+}
+
+int nvmlDeviceGetNvLinkVersion(void* /*gpu*/, unsigned /*link*/, unsigned* version) {
+  *version = kNvLink4;
   return kSuccess;
 }
 
