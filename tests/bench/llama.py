@@ -58,7 +58,11 @@ def run_length(args: argparse.Namespace, workload: LlamaTuning, length: int) -> 
         host_factor=args.host_factor,
     )  # fmt: skip
     plan = plan_of(args)
-    for rows in rows_by_bout(args, workload, length, modes=modes, plan=plan, say=say):
+    bouts = rows_by_bout(
+        args, workload, length, modes=modes, plan=plan, say=say,
+        keep=lambda rows: write(args, rows, quietly=True),
+    )  # fmt: skip
+    for rows in bouts:
         for row in rows:
             say(summary(row))
         write(args, rows)
@@ -83,10 +87,10 @@ def run_fsdp2(args: argparse.Namespace) -> None:
                 write(args, rows)
 
 
-def write(args: argparse.Namespace, rows: Rows) -> None:
+def write(args: argparse.Namespace, rows: Rows, quietly: bool = False) -> None:
     command = " ".join(["python", "tests/bench/llama.py", *sys.argv[1:]])
     report = merge(args.out, name="llama", command=command, rows=rows, key=KEY, ratios=ratios)
-    for name, value in report["ratios"].items():
+    for name, value in report["ratios"].items() if not quietly else ():
         say(f"  ratio {name} {value:.4f}")
 
 
