@@ -133,8 +133,8 @@ def test_a_daemon_in_a_session_of_its_own_is_ended_after_its_step(tmp_path: Path
         "from gpus import run\n"
         "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
         "from test_gpu_steps import runner_of\n"
-        "runner_of(pathlib.Path(sys.argv[1])).run([run.Step('leaves', ('python', '-c', sys.argv[2]),"
-        " 60)])\n"
+        "step = run.Step('leaves', ('python', '-c', sys.argv[2]), 60)\n"
+        "runner_of(pathlib.Path(sys.argv[1])).run([step])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path), program], capture_output=True, text=True,

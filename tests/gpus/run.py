@@ -29,7 +29,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -318,10 +317,13 @@ def main(arguments: Sequence[str]) -> int:
     args = parse(arguments)
     groups = chosen(args.steps)
     if args.list:
-        for step in sum(groups, []):
-            print(f"{step.name:<20} about {step.expected_s:>3} s, at most {step.limit_s:>3} s,"
-                  f" {step.gpus} GPUs  {step.shows}")  # fmt: skip
-        print(f"about {sum(step.expected_s for step in sum(groups, []))} s in all")
+        for step in (step for group in groups for step in group):
+            print(
+                f"{step.name:<20} about {step.expected_s:>3} s, at most {step.limit_s:>3} s,"
+                f" {step.gpus} GPUs  {step.shows}"
+            )
+        total = sum(max(step.expected_s for step in group) for group in groups)
+        print(f"about {total} s in all")
         return 0
     until = time.monotonic() + (args.seconds or 1e6)
     args.output.mkdir(parents=True, exist_ok=True)

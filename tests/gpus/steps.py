@@ -131,8 +131,8 @@ STEPS = (
     Step(
         "across_nodes",
         ("python", "tests/bench/across_nodes.py", "--backend=cuda", "--length=4096", "--share=0.6",
-         "--steps=20", "--warm=2", "--rounds=1", "--modes=nothing,near,far"),
-        300, 2, "a job whose frames cross two nodes: across_nodes.json", 150,
+         "--steps=16", "--warm=2", "--rounds=1", "--modes=nothing,near,far"),
+        300, 2, "a job whose frames cross two nodes: across_nodes.json", 130,
     ),
     Step(
         "host_32k",

@@ -73,9 +73,11 @@ def run_article(
     def rows(measured: list[Measured]) -> list[dict[str, Any]]:
         return [
             {
-                "part": "article", "length": workload.length, "lenders": lenders,
+                "part": "article",
+                "length": workload.length,
+                "lenders": lenders,
                 **row_of(one, measured, workload.tokens),
-            }  # fmt: skip
+            }
             for one in measured
         ]
 

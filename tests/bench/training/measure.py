@@ -201,7 +201,7 @@ class Meter:
         sums = []
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                sums += _sums(parameter.grad)
+                sums += bit_sums(parameter.grad)
         self.clear()
         self.synchronize()
         return torch.stack(sums).cpu()
@@ -216,7 +216,8 @@ def timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _sums(gradient: torch.Tensor) -> list[torch.Tensor]:
+def bit_sums(gradient: torch.Tensor) -> list[torch.Tensor]:
+    """Two sums over the bits of a tensor, or of this rank's shard of it."""
     full = getattr(gradient, "to_local", lambda: gradient)()
     whole = torch.int16 if full.element_size() == 2 else torch.int32
     bits = full.detach().contiguous().view(whole).flatten()
