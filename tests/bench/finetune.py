@@ -210,6 +210,8 @@ def main() -> None:
     if args.part == "jobs":  # Before this process takes memory on a GPU.
         run_jobs_part(args)
         return
+    if args.part == "lender" and torch.cuda.device_count() < 2:
+        raise SystemExit("the part lender needs two GPUs")
     if args.part == "lender":
         for row in measure_lender(args.device, torch.device("cuda", 1), say):
             write(args, [row], quietly=True)

@@ -68,8 +68,10 @@ def run_length(args: argparse.Namespace, workload: LlamaTuning, length: int) -> 
         write(args, rows)
 
 
-def run_fsdp2(args: argparse.Namespace) -> None:
-    """Starts torchrun for each mode; ranks write their rows for this process to keep."""
+def run_fsdp2(args: argparse.Namespace) -> int:
+    """Starts torchrun for each mode; ranks write their rows for this process to keep. 1: a mode
+    has not trained at all."""
+    failed = 0
     gpus = args.gpus or max(1, torch.cuda.device_count())
     for length in args.lengths or [8192]:
         words = [
@@ -85,6 +87,8 @@ def run_fsdp2(args: argparse.Namespace) -> None:
                     __file__, words, mode, gpus, Path(scratch) / "rows", args.seconds, say
                 )
                 write(args, rows)
+                failed |= not any(row["trains"] for row in rows)
+    return int(failed)
 
 
 def write(args: argparse.Namespace, rows: Rows, quietly: bool = False) -> None:
@@ -123,8 +127,7 @@ def main() -> int:
     faulthandler.enable()
     args = parse()
     if args.part == "fsdp2":  # Before this process takes memory on a GPU.
-        run_fsdp2(args)
-        return 0
+        return run_fsdp2(args)
     with pinned_attention(args.device):
         if args.part == "fsdp2-worker":
             return run_worker(args)

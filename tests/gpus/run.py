@@ -40,6 +40,7 @@ from gpus.steps import STEPS, Step  # noqa: E402
 PASSED_BYTES, FAILED_BYTES = 900, 2500  # Of a step's log, on stdout: callers may see 12,000 only.
 GRACE_S = 5.0
 COLLECT_EVERY_S = 15.0
+CUDA = Path("/usr/local")
 MISSING = 127  # A shell's status for a program that is not there.
 NOTHING_RAN = b"[  PASSED  ] 0 tests."  # GoogleTest's words where all of them were skipped.
 _SET_CHILD_SUBREAPER = 36
@@ -63,6 +64,8 @@ print(f"{len(held)} GiB touched in {time.monotonic() - started:.1f} s, {total.st
 def resolved(command: Sequence[str], programs: Path) -> list[str]:
     """The command with this interpreter and with programs by their paths."""
     words = [str(programs / word) if (programs / word).is_file() else word for word in command]
+    if "/" not in words[0] and shutil.which(words[0]) is None:  # CUDA's tools: often on no path.
+        words[0] = next((str(p) for p in CUDA.glob(f"cuda*/bin/{words[0]}")), words[0])
     return (
         [sys.executable, "-u", "-X", "faulthandler", *words[1:]] if words[0] == "python" else words
     )
@@ -81,7 +84,7 @@ def environment(programs: Path) -> dict[str, str]:
     """Of every step: the checkout's Python, the built library, and where the kit keeps its own."""
     modules = [str(ROOT / part) for part in ("client/python", "deploy", "tests")]
     found = {
-        "PYTHONPATH": os.pathsep.join(modules),
+        "PYTHONPATH": os.pathsep.join(filter(None, (*modules, os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # Also of what steps start.
         "NCCL_NVLS_ENABLE": "0",

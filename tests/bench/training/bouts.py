@@ -45,6 +45,8 @@ def read_flags(
         names: the modes there are; another one is a usage error.
     """
     args = parser.parse_args(words)
+    if not args.tiny and not torch.cuda.is_available():
+        parser.exit(2, "needs a GPU that torch sees; --tiny runs on a processor\n")
     args.device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
     args.dtype = torch.float32 if args.tiny else torch.bfloat16
     if args.tiny:
