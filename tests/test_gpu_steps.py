@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpus import run
+from gpus import merge, run
 
 
 def test_every_step_is_named_once_and_fits_a_short_lease() -> None:
@@ -210,3 +210,30 @@ def test_the_kit_replaces_a_link_that_leads_nowhere_but_not_a_build(tmp_path: Pa
     link.symlink_to(built)
     run.link_programs(kit, link)
     assert link.resolve() == built
+
+
+def test_results_of_two_machines_are_merged_row_by_row() -> None:
+    def row(length: int, value: str) -> dict[str, object]:
+        return {"part": "modes", "length": length, "mode": "peer", "command": value}
+
+    base = {"name": "finetune", "rows": [row(1, "old"), row(2, "old")], "ratios": {}}
+    first = {"name": "finetune", "rows": [row(1, "new"), row(2, "old")], "ratios": {}}
+    second = {"name": "finetune", "rows": [row(1, "old"), row(2, "old"), row(3, "new")]}
+    report = merge.merged(merge.finetune, base, [first, second])
+    assert [r["command"] for r in report["rows"]] == ["new", "old", "new"]
+
+
+def test_figures_of_an_earlier_call_are_taken_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = tmp_path / "tree/docs/benchmarks"
+    figures.mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/finetune.json").write_text('{"ratios": {"earlier": 1}}')
+    monkeypatch.setattr(run, "ROOT", tmp_path / "tree")
+    monkeypatch.setattr(run, "STEPS", (run.Step("idle", ("python", "-c", "pass"), 60),))
+    monkeypatch.setattr(run, "gpus_here", lambda: 1)
+    words = [f"--output={tmp_path / 'logs'}", f"--collect={tmp_path / 'out'}", "--resume"]
+    assert run.main(words) == 0
+    assert "earlier" in (figures / "finetune.json").read_text()
+    assert "finetune.json earlier" in (tmp_path / "out/summary.txt").read_text()
