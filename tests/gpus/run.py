@@ -46,7 +46,12 @@ NOTHING_RAN = b"[  PASSED  ] 0 tests."  # GoogleTest's words where all of them w
 _SET_CHILD_SUBREAPER = 36
 # One thread: a machine that is given memory as it uses it may not follow eight.
 _GROW = """
-import mmap, sys, time
+import importlib, mmap, sys, time
+for name in ("torch", "transformers", "peft"):  # Read from a cold disk while programs run.
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
 held, started = [], time.monotonic()
 for _ in range(int(sys.argv[1])):
     piece = mmap.mmap(-1, 1 << 30)
@@ -202,7 +207,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     flag("--resume", action="store_true", help="take up the figures that --output has already")
     flag("--collect", type=Path, help="gets results.tar.gz and summary.txt, kept up to date")
     flag("--seconds", type=float, default=0, help="for all; a step without time is not begun")
-    flag("--grow-memory", type=int, default=0, help="GiB of memory to touch beside the first steps")
+    flag("--grow-memory", type=int, default=0, help="GiB to touch beside the first steps, once")
     flag("--commit", help="of this tree, for the files; default: git's")
     return parser.parse_args(arguments)
 
