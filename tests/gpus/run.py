@@ -259,6 +259,9 @@ class Runner:
             running = {pool.submit(self._run, step, min(limit, step.limit_s)) for step in ready}
             while wait(running, timeout=COLLECT_EVERY_S).not_done:
                 self.collect()
+        for error in filter(None, (done.exception() for done in running)):
+            self.counts["failed"] += 1
+            self.say(f"FAILED in the runner: {type(error).__name__}: {error}")
         left = end_left_over(before)
         if left:
             self.say(f"  {left} processes were left, and ended")
