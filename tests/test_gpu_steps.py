@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpus import merge, run
+from gpus.steps import Step
 
 
 def test_every_step_is_named_once_and_fits_a_short_lease() -> None:
@@ -47,8 +48,8 @@ def test_a_failed_step_fails_the_run_and_its_last_words_are_shown(
 ) -> None:
     monkeypatch.setattr(run, "gpus_here", lambda: 1)
     steps = (
-        run.Step("good", ("python", "-c", "print('fine')"), 60),
-        run.Step("bad", ("python", "-c", "raise SystemExit('broken here')"), 60),
+        Step("good", ("python", "-c", "print('fine')"), 60),
+        Step("bad", ("python", "-c", "raise SystemExit('broken here')"), 60),
     )
     monkeypatch.setattr(run, "STEPS", steps)
     assert run.main(["--output", str(tmp_path)]) == 1
@@ -61,7 +62,7 @@ def test_a_step_whose_tests_were_all_skipped_has_not_passed(
 ) -> None:
     monkeypatch.setattr(run, "gpus_here", lambda: 1)
     said = "print('[  PASSED  ] 0 tests.'); print('[  SKIPPED ] 5 tests.')"
-    monkeypatch.setattr(run, "STEPS", (run.Step("idle", ("python", "-c", said), 60),))
+    monkeypatch.setattr(run, "STEPS", (Step("idle", ("python", "-c", said), 60),))
     assert run.main(["--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("0 passed, 0 failed, 1 skipped\n")
 
@@ -75,7 +76,7 @@ def test_a_step_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    step = run.Step("hangs", ("python", "-c", program), 3)
+    step = Step("hangs", ("python", "-c", program), 3)
     log = tmp_path / "log"
     assert run.run_step(step, tmp_path, log) == 124
     assert "Fatal Python error: Aborted" in log.read_text(), "it says where it was"
@@ -155,7 +156,7 @@ def test_steps_joined_by_a_plus_run_at_once(
         "while not (place / sys.argv[2]).exists(): time.sleep(0.01)\n"
     )
     steps = tuple(
-        run.Step(own, ("python", "-c", program, own, other), 60)
+        Step(own, ("python", "-c", program, own, other), 60)
         for own, other in (("a", "b"), ("b", "a"))
     )
     monkeypatch.setattr(run, "STEPS", steps)
@@ -167,9 +168,9 @@ def test_a_step_without_time_is_not_begun_and_a_missing_program_is_one_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = (
-        run.Step("absent", ("no-such-program",), 60),
-        run.Step("long", ("python", "-c", "pass"), 60, expected_s=50),
-        run.Step("short", ("python", "-c", "pass"), 60, expected_s=1),
+        Step("absent", ("no-such-program",), 60),
+        Step("long", ("python", "-c", "pass"), 60, expected_s=50),
+        Step("short", ("python", "-c", "pass"), 60, expected_s=1),
     )
     monkeypatch.setattr(run, "STEPS", steps)
     monkeypatch.setattr(run, "gpus_here", lambda: 1)
@@ -188,7 +189,7 @@ def test_results_are_collected_in_two_files(
     os.utime(figures / "old.json", (1, 1))
     program = f"open({str(figures / 'new.json')!r}, 'w').write('{{\"ratios\": {{\"new\": 0.5}}}}')"
     monkeypatch.setattr(run, "ROOT", tmp_path / "tree")
-    monkeypatch.setattr(run, "STEPS", (run.Step("writes", ("python", "-c", program), 60),))
+    monkeypatch.setattr(run, "STEPS", (Step("writes", ("python", "-c", program), 60),))
     monkeypatch.setattr(run, "gpus_here", lambda: 1)
     out = tmp_path / "out"
     assert run.main([f"--output={tmp_path / 'logs'}", f"--collect={out}"]) == 0
@@ -231,7 +232,7 @@ def test_figures_of_an_earlier_call_are_taken_up(
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/finetune.json").write_text('{"ratios": {"earlier": 1}}')
     monkeypatch.setattr(run, "ROOT", tmp_path / "tree")
-    monkeypatch.setattr(run, "STEPS", (run.Step("idle", ("python", "-c", "pass"), 60),))
+    monkeypatch.setattr(run, "STEPS", (Step("idle", ("python", "-c", "pass"), 60),))
     monkeypatch.setattr(run, "gpus_here", lambda: 1)
     words = [f"--output={tmp_path / 'logs'}", f"--collect={tmp_path / 'out'}", "--resume"]
     assert run.main(words) == 0

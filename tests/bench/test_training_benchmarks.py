@@ -176,10 +176,12 @@ def test_the_longest_of_a_mode_is_compared_only_where_it_is_known() -> None:
 
 def test_a_profile_of_a_few_blocks_stands_for_all() -> None:
     os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
-    shape = {"layers": 5, "hidden": 64, "heads": 4, "dtype": torch.float32}
+    cpu = torch.device("cpu")
     profiles = []
     for alike in (0, 3):
-        workload = FineTune(torch.device("cpu"), alike=alike, **shape)
+        workload = FineTune(
+            cpu, layers=5, hidden=64, heads=4, dtype=torch.float32, alike=alike
+        )  # fmt: skip
         workload.set_length(128)
         profiles.append(workload.profile())
         assert len(workload.blocks()) == 5
