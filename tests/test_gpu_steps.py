@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import finetune
 from gpus import merge, run
 from gpus.steps import Step
 
@@ -220,7 +221,7 @@ def test_results_of_two_machines_are_merged_row_by_row() -> None:
     base = {"name": "finetune", "rows": [row(1, "old"), row(2, "old")], "ratios": {}}
     first = {"name": "finetune", "rows": [row(1, "new"), row(2, "old")], "ratios": {}}
     second = {"name": "finetune", "rows": [row(1, "old"), row(2, "old"), row(3, "new")]}
-    report = merge.merged(merge.finetune, base, [first, second])
+    report = merge.merged(finetune, base, [first, second])
     assert [r["command"] for r in report["rows"]] == ["new", "old", "new"]
 
 

@@ -196,7 +196,7 @@ def run_jobs_part(args: argparse.Namespace) -> None:
             f"--steps={args.steps}", f"--warm={args.warm}", f"--tries={args.tries}",
             f"--patience={args.patience}", f"--host-factor={args.host_factor}",
         ]  # fmt: skip
-        words += ["--tiny"] if args.tiny else []
+        words += [f"--{name}" for name in ("tiny", "once") if getattr(args, name)]
         say(f"{count} jobs at length {word_of(length)}")
         rows = combine(run_jobs(__file__, words, count, args.seconds + 60, say))
         for row in rows:

@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from gpus.nvml import Nvml  # noqa: E402
-from gpus.steps import STEPS, Step  # noqa: E402
+from gpus.steps import STEPS as STEPS  # noqa: E402
+from gpus.steps import Step  # noqa: E402
 
 PASSED_BYTES, FAILED_BYTES = 900, 2500  # Of a step's log, on stdout: callers may see 12,000 only.
 GRACE_S = 5.0
