@@ -28,9 +28,9 @@ class Step:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-# By what they are worth: whoever has less time takes the first. Steps may run at once (a plus) where
-# they measure neither times nor all of a GPU's bytes: longest_checkpoint, longest_inputs, cases,
-# train, memcheck.
+# By what they are worth: whoever has less time takes the first. Steps may run at once (a plus)
+# where they measure neither times nor all of a GPU's bytes: longest_checkpoint, longest_inputs,
+# cases, train, memcheck.
 STEPS = (
     Step("doctor", ("client/cli/hfctl", "doctor"), 30, 1, "what links carry against their promise",
          8),
