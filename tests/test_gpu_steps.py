@@ -239,3 +239,14 @@ def test_figures_of_an_earlier_call_are_taken_up(
     assert run.main(words) == 0
     assert "earlier" in (figures / "finetune.json").read_text()
     assert "finetune.json earlier" in (tmp_path / "out/summary.txt").read_text()
+
+
+def test_steps_find_the_nccl_that_came_with_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
+    monkeypatch.delenv("HYPERFRAMES_NCCL_LIBRARY", raising=False)
+    assert run.environment(tmp_path)["HYPERFRAMES_NCCL_LIBRARY"] == str(library)

@@ -42,7 +42,7 @@ def nccl_library() -> str:
     """The one that came with torch; empty: hftransfer looks for the system's."""
     import torch
 
-    found = Path(torch.__file__).parents[1].glob("nvidia/nccl/lib/libnccl.so.2")
+    found = Path(torch.__file__).parents[1].glob("nvidia/*/lib/libnccl.so.2")
     return str(next(found, ""))
 
 

@@ -80,8 +80,7 @@ def resolved(command: Sequence[str], programs: Path) -> list[str]:
 def nccl_library() -> str:
     """The one that came with torch, found without importing it; empty: there is none."""
     for folder in sys.path:
-        found = Path(folder, "nvidia/nccl/lib/libnccl.so.2")
-        if found.is_file():
+        for found in Path(folder).glob("nvidia/*/lib/libnccl.so.2"):
             return str(found)
     return ""
 

@@ -73,7 +73,7 @@ STEPS = (
         (*FINETUNE, "--lengths", "128k", "--modes", "checkpoint,peer", "--rounds", "1", "--steps",
          "1", "--warm", "0", "--tries", "1", "--once", "--early", "--alike", "3", "--patience",
          "200"),
-        400, 2, "finetune.json", 215,
+        340, 2, "finetune.json", 215,
     ),
     Step("longest_checkpoint", (*FINETUNE, *LONGEST, "--modes", "checkpoint", "--seconds", "200"),
          300, 1, "finetune.json, capped at 40 GiB", 80, (("CUDA_VISIBLE_DEVICES", "0"),)),
