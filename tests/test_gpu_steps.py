@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
-from gpus import run
+from bench import finetune
+from gpus import merge, run
+from gpus.steps import Step
 
 
 def test_every_step_is_named_once_and_fits_a_short_lease() -> None:
@@ -21,8 +25,8 @@ def test_every_step_is_named_once_and_fits_a_short_lease() -> None:
 def test_scripts_and_benchmarks_of_the_steps_exist() -> None:
     for step in run.STEPS:
         for word in step.command:
-            if word.endswith(".py") or word == "tests/cases":
-                assert (run.ROOT / word).exists(), word
+            if word.removeprefix("--ignore=").endswith(".py") or word == "tests/cases":
+                assert (run.ROOT / word.removeprefix("--ignore=")).exists(), word
 
 
 def test_without_gpus_every_step_is_skipped_visibly(
@@ -32,7 +36,7 @@ def test_without_gpus_every_step_is_skipped_visibly(
     assert run.main(["--output", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"0 passed, 0 failed, {len(run.STEPS)} skipped"
-    assert sum(line.startswith("SKIPPED ") for line in lines) == len(run.STEPS)
+    assert len({line for line in lines if line.startswith("SKIPPED ")}) == len(run.STEPS)
 
 
 def test_an_unknown_step_is_named_with_the_known_ones() -> None:
@@ -45,8 +49,8 @@ def test_a_failed_step_fails_the_run_and_its_last_words_are_shown(
 ) -> None:
     monkeypatch.setattr(run, "gpus_here", lambda: 1)
     steps = (
-        run.Step("good", ("python", "-c", "print('fine')"), 60),
-        run.Step("bad", ("python", "-c", "raise SystemExit('broken here')"), 60),
+        Step("good", ("python", "-c", "print('fine')"), 60),
+        Step("bad", ("python", "-c", "raise SystemExit('broken here')"), 60),
     )
     monkeypatch.setattr(run, "STEPS", steps)
     assert run.main(["--output", str(tmp_path)]) == 1
@@ -59,7 +63,7 @@ def test_a_step_whose_tests_were_all_skipped_has_not_passed(
 ) -> None:
     monkeypatch.setattr(run, "gpus_here", lambda: 1)
     said = "print('[  PASSED  ] 0 tests.'); print('[  SKIPPED ] 5 tests.')"
-    monkeypatch.setattr(run, "STEPS", (run.Step("idle", ("python", "-c", said), 60),))
+    monkeypatch.setattr(run, "STEPS", (Step("idle", ("python", "-c", said), 60),))
     assert run.main(["--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("0 passed, 0 failed, 1 skipped\n")
 
@@ -73,9 +77,10 @@ def test_a_step_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    step = run.Step("hangs", ("python", "-c", program), 3)
+    step = Step("hangs", ("python", "-c", program), 3)
     log = tmp_path / "log"
     assert run.run_step(step, tmp_path, log) == 124
+    assert "Fatal Python error: Aborted" in log.read_text(), "it says where it was"
     child = int(log.read_text().split()[0])
     deadline = time.monotonic() + 30
     while Path(f"/proc/{child}").exists() and _state(child) != "Z":
@@ -101,3 +106,147 @@ def test_programs_of_the_kit_run_from_there_with_its_library(tmp_path: Path) -> 
     made = run.environment(tmp_path)
     assert made["HYPERFRAMES_LIBRARY"] == str(tmp_path / "lib/libhyperframes.so")
     assert made["LD_LIBRARY_PATH"].split(os.pathsep)[0] == str(tmp_path / "lib")
+
+
+def ends_within(pid: int, seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def runner_of(tmp_path: Path, *words: str) -> run.Runner:
+    args = run.parse([f"--output={tmp_path}", *words])
+    return run.Runner(args, tmp_path, gpus=2, until=time.monotonic() + 100)
+
+
+def test_a_daemon_in_a_session_of_its_own_is_ended_after_its_step(tmp_path: Path) -> None:
+    """As clusters start theirs; it would keep memory of a GPU."""
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+    )
+    script = (
+        "import ctypes, pathlib, sys\n"
+        "from gpus import run\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
+        "from test_gpu_steps import runner_of\n"
+        "step = run.Step('leaves', ('python', '-c', sys.argv[2]), 60)\n"
+        "runner_of(pathlib.Path(sys.argv[1])).run([step])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), program], capture_output=True, text=True,
+        timeout=120, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert "1 processes were left, and ended" in done.stdout
+    assert ends_within(int((tmp_path / "leaves.log").read_text().split()[0]))
+
+
+def test_steps_joined_by_a_plus_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each ends only when it has seen the other."""
+    program = (
+        "import pathlib, sys, time\n"
+        f"place = pathlib.Path({str(tmp_path)!r})\n"
+        "(place / sys.argv[1]).touch()\n"
+        "while not (place / sys.argv[2]).exists(): time.sleep(0.01)\n"
+    )
+    steps = tuple(
+        Step(own, ("python", "-c", program, own, other), 60)
+        for own, other in (("a", "b"), ("b", "a"))
+    )
+    monkeypatch.setattr(run, "STEPS", steps)
+    monkeypatch.setattr(run, "gpus_here", lambda: 1)
+    assert run.main([f"--output={tmp_path}", "--steps=a+b"]) == 0
+
+
+def test_a_step_without_time_is_not_begun_and_a_missing_program_is_one_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = (
+        Step("absent", ("no-such-program",), 60),
+        Step("long", ("python", "-c", "pass"), 60, expected_s=50),
+        Step("short", ("python", "-c", "pass"), 60, expected_s=1),
+    )
+    monkeypatch.setattr(run, "STEPS", steps)
+    monkeypatch.setattr(run, "gpus_here", lambda: 1)
+    assert run.main([f"--output={tmp_path}", "--seconds=30"]) == 1
+    printed = capsys.readouterr().out
+    assert "absent does not start" in printed and "SKIPPED long: takes 50 s" in printed
+    assert printed.endswith("1 passed, 1 failed, 1 skipped\n")
+
+
+def test_results_are_collected_in_two_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = tmp_path / "tree/docs/benchmarks"
+    figures.mkdir(parents=True)
+    (figures / "old.json").write_text('{"ratios": {"old": 1}}')
+    os.utime(figures / "old.json", (1, 1))
+    program = f"open({str(figures / 'new.json')!r}, 'w').write('{{\"ratios\": {{\"new\": 0.5}}}}')"
+    monkeypatch.setattr(run, "ROOT", tmp_path / "tree")
+    monkeypatch.setattr(run, "STEPS", (Step("writes", ("python", "-c", program), 60),))
+    monkeypatch.setattr(run, "gpus_here", lambda: 1)
+    out = tmp_path / "out"
+    assert run.main([f"--output={tmp_path / 'logs'}", f"--collect={out}"]) == 0
+    assert sorted(file.name for file in out.iterdir()) == ["results.tar.gz", "summary.txt"]
+    with tarfile.open(out / "results.tar.gz") as archive:
+        assert sorted(archive.getnames()) == ["results/new.json", "results/writes.log"]
+    assert "new.json new 0.5000" in (out / "summary.txt").read_text()
+
+
+def test_the_kit_replaces_a_link_that_leads_nowhere_but_not_a_build(tmp_path: Path) -> None:
+    kit, built, link = tmp_path / "dist/kit/x", tmp_path / "built", tmp_path / "bazel-bin"
+    kit.mkdir(parents=True)
+    built.mkdir()
+    link.symlink_to(tmp_path / "gone")
+    run.link_programs(kit, link)
+    assert link.resolve() == kit
+    run.link_programs(kit, link)
+    link.unlink()
+    link.symlink_to(built)
+    run.link_programs(kit, link)
+    assert link.resolve() == built
+
+
+def test_results_of_two_machines_are_merged_row_by_row() -> None:
+    def row(length: int, value: str) -> dict[str, object]:
+        return {"part": "modes", "length": length, "mode": "peer", "command": value}
+
+    base = {"name": "finetune", "rows": [row(1, "old"), row(2, "old")], "ratios": {}}
+    first = {"name": "finetune", "rows": [row(1, "new"), row(2, "old")], "ratios": {}}
+    second = {"name": "finetune", "rows": [row(1, "old"), row(2, "old"), row(3, "new")]}
+    report = merge.merged(finetune, base, [first, second])
+    assert [r["command"] for r in report["rows"]] == ["new", "old", "new"]
+
+
+def test_figures_of_an_earlier_call_are_taken_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = tmp_path / "tree/docs/benchmarks"
+    figures.mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/finetune.json").write_text('{"ratios": {"earlier": 1}}')
+    monkeypatch.setattr(run, "ROOT", tmp_path / "tree")
+    monkeypatch.setattr(run, "STEPS", (Step("idle", ("python", "-c", "pass"), 60),))
+    monkeypatch.setattr(run, "gpus_here", lambda: 1)
+    words = [f"--output={tmp_path / 'logs'}", f"--collect={tmp_path / 'out'}", "--resume"]
+    assert run.main(words) == 0
+    assert "earlier" in (figures / "finetune.json").read_text()
+    assert "finetune.json earlier" in (tmp_path / "out/summary.txt").read_text()
+
+
+def test_steps_find_the_nccl_that_came_with_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
+    monkeypatch.delenv("HYPERFRAMES_NCCL_LIBRARY", raising=False)
+    assert run.environment(tmp_path)["HYPERFRAMES_NCCL_LIBRARY"] == str(library)

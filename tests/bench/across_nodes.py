@@ -42,7 +42,7 @@ def nccl_library() -> str:
     """The one that came with torch; empty: hftransfer looks for the system's."""
     import torch
 
-    found = Path(torch.__file__).parents[1].glob("nvidia/nccl/lib/libnccl.so.2")
+    found = Path(torch.__file__).parents[1].glob("nvidia/*/lib/libnccl.so.2")
     return str(next(found, ""))
 
 
@@ -184,6 +184,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
+    rows: list[dict[str, Any]] = []
     for turn in range(args.rounds):
         for mode in args.modes:
             with tempfile.TemporaryDirectory(prefix="hf-") as folder:
@@ -191,9 +192,18 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             if run["digests"] != (runs["nothing"] or [run])[0]["digests"]:
                 raise RuntimeError(f"{mode}: other gradients than nothing's")
             runs[mode].append(run)
+            rows = [row_of(args, m, runs[m]) for m in args.modes if runs[m]]
+            write(args, rows)  # What comes later may take too long.
             median = 1e3 * statistics.median(run["step_s"])
             print(f"round {turn + 1}: {mode:<8} {median:9.1f} ms a step, bit-equal", flush=True)
-    return [row_of(args, mode, runs[mode]) for mode in args.modes]
+    return rows
+
+
+def write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    command = " ".join(["python", "tests/bench/across_nodes.py", *sys.argv[1:]])
+    return merge(
+        args.out, name=args.out.stem, command=command, rows=rows, key=KEY, ratios=ratios
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -206,11 +216,7 @@ def main() -> None:
             f"{row['mode']:<8} {row['tokens_per_s']:>10.0f} {row['step_median_ms']:>10.1f}"
             f" {row['step_p99_ms']:>10.1f} {row['step_p99_over_p50']:>8.2f}"
         )
-    command = " ".join(["python", "tests/bench/across_nodes.py", *sys.argv[1:]])
-    report = merge(
-        args.out, name=args.out.stem, command=command, rows=rows, key=KEY, ratios=ratios
-    )  # fmt: skip
-    for name, value in report["ratios"].items():
+    for name, value in write(args, rows)["ratios"].items():
         print(f"ratio {name} {value:.4f}")
 
 

@@ -22,16 +22,18 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 import hyperframes as hf
+from bench.training.measure import bit_sums
 from bench.training.workload import FineTune, pinned_attention
 
 
 def digest(workload: FineTune, loss: torch.Tensor) -> str:
-    """Of the loss's and all gradients' bits."""
-    seen = hashlib.sha256()
-    for tensor in (loss, *(parameter.grad for parameter in workload.model.parameters())):
-        if tensor is not None:
-            seen.update(tensor.detach().float().cpu().numpy().tobytes())
-    return seen.hexdigest()
+    """Of the loss's and all gradients' bits: summed where they are, for gigabytes of gradients
+    would take longer to the processor than the step took."""
+    sums = bit_sums(loss.detach())
+    for parameter in workload.model.parameters():
+        if parameter.grad is not None:
+            sums += bit_sums(parameter.grad)
+    return hashlib.sha256(torch.stack(sums).cpu().numpy().tobytes()).hexdigest()
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
@@ -84,6 +86,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     faulthandler.enable()
+    faulthandler.dump_traceback_later(180, exit=True)
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--share", type=float, required=True)

@@ -88,7 +88,11 @@ def run_length(args: argparse.Namespace, workload: FineTune, length: int) -> Non
     torch._dynamo.reset()
     workload.set_length(length)
     modes, plan = make_modes(args, workload), make_plan(args)
-    for rows in rows_by_bout(args, workload, length, modes=modes, plan=plan, say=say):
+    bouts = rows_by_bout(
+        args, workload, length, modes=modes, plan=plan, say=say,
+        keep=lambda rows: write(args, rows, quietly=True),
+    )  # fmt: skip
+    for rows in bouts:
         add_ceiling(args, workload, rows)
         for row in rows:
             say(summary(row))
@@ -125,12 +129,12 @@ def add_ceiling(args: argparse.Namespace, workload: FineTune, rows: list[dict[st
         )
 
 
-def write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def write(args: argparse.Namespace, rows: list[dict[str, Any]], quietly: bool = False) -> None:
     command = " ".join(["python", "tests/bench/finetune.py", *sys.argv[1:]])
     report = merge(
         args.out, name="finetune", command=command, rows=rows, key=KEY, ratios=ratios
     )  # fmt: skip
-    for name, value in report["ratios"].items():
+    for name, value in report["ratios"].items() if not quietly else ():
         say(f"  ratio {name} {value:.4f}")
 
 
@@ -144,6 +148,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--heads", type=int, default=32)
     flag("--cap", default="40GiB", help="of every GPU, for the part longest")
     flag("--own-share", type=float, default=0.2, help="of activations, for the part article")
+    flag("--alike", type=int, default=0, help="blocks that are profiled; the rest are as these")
+    flag("--trials", type=int, default=5, help="most of a mode, for the part longest")
     flag("--jobs", type=int, default=0, help="at once; default: as many as GPUs")
     flag("--together", default="", help=argparse.SUPPRESS)
     flag("--compile-backend", default="inductor")
@@ -161,7 +167,10 @@ def run_article_part(args: argparse.Namespace, workload: FineTune) -> None:
         workload.set_length(length)
         meter = Meter(workload, args.device, warms=args.warm > 0)
         modes, plan = make_modes(args, workload), make_plan(args)
-        rows = run_article(workload, meter, modes, plan, say, args.own_share)
+        rows = run_article(
+            workload, meter, modes, plan, say, args.own_share,
+            keep=lambda rows: write(args, rows, quietly=True),
+        )  # fmt: skip
         for row in rows:
             say(summary(row))
         write(args, rows)
@@ -170,7 +179,7 @@ def run_article_part(args: argparse.Namespace, workload: FineTune) -> None:
 def run_longest_part(args: argparse.Namespace, workload: FineTune) -> None:
     search = longest.Search(
         workload, args.device, cap=args.cap, patience_s=args.patience,
-        make=lambda: make_modes(args, workload), say=say,
+        make=lambda: make_modes(args, workload), say=say, trials=args.trials, until=args.until,
     )  # fmt: skip
     for mode in args.modes or ["checkpoint", "checkpoint_inputs_on_host", "peer"]:
         for row in search.run(mode, args.lengths):
@@ -187,7 +196,7 @@ def run_jobs_part(args: argparse.Namespace) -> None:
             f"--steps={args.steps}", f"--warm={args.warm}", f"--tries={args.tries}",
             f"--patience={args.patience}", f"--host-factor={args.host_factor}",
         ]  # fmt: skip
-        words += ["--tiny"] if args.tiny else []
+        words += [f"--{name}" for name in ("tiny", "once") if getattr(args, name)]
         say(f"{count} jobs at length {word_of(length)}")
         rows = combine(run_jobs(__file__, words, count, args.seconds + 60, say))
         for row in rows:
@@ -201,14 +210,18 @@ def main() -> None:
     if args.part == "jobs":  # Before this process takes memory on a GPU.
         run_jobs_part(args)
         return
+    if args.part == "lender" and torch.cuda.device_count() < 2:
+        raise SystemExit("the part lender needs two GPUs")
     if args.part == "lender":
-        write(args, measure_lender(args.device, torch.device("cuda", 1), say))
+        for row in measure_lender(args.device, torch.device("cuda", 1), say):
+            write(args, [row], quietly=True)
         return
     torch._dynamo.config.recompile_limit = 64
     with pinned_attention(args.device):
         workload = FineTune(
-            args.device, layers=args.layers, hidden=args.hidden, heads=args.heads, dtype=args.dtype
-        )
+            args.device, layers=args.layers, hidden=args.hidden, heads=args.heads,
+            dtype=args.dtype, alike=args.alike,
+        )  # fmt: skip
         if args.part == "longest":
             run_longest_part(args, workload)
         elif args.part == "article":

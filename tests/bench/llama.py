@@ -58,14 +58,20 @@ def run_length(args: argparse.Namespace, workload: LlamaTuning, length: int) -> 
         host_factor=args.host_factor,
     )  # fmt: skip
     plan = plan_of(args)
-    for rows in rows_by_bout(args, workload, length, modes=modes, plan=plan, say=say):
+    bouts = rows_by_bout(
+        args, workload, length, modes=modes, plan=plan, say=say,
+        keep=lambda rows: write(args, rows, quietly=True),
+    )  # fmt: skip
+    for rows in bouts:
         for row in rows:
             say(summary(row))
         write(args, rows)
 
 
-def run_fsdp2(args: argparse.Namespace) -> None:
-    """Starts torchrun for each mode; ranks write their rows for this process to keep."""
+def run_fsdp2(args: argparse.Namespace) -> int:
+    """Starts torchrun for each mode; ranks write their rows for this process to keep. 1: a mode
+    has not trained at all."""
+    failed = 0
     gpus = args.gpus or max(1, torch.cuda.device_count())
     for length in args.lengths or [8192]:
         words = [
@@ -81,12 +87,14 @@ def run_fsdp2(args: argparse.Namespace) -> None:
                     __file__, words, mode, gpus, Path(scratch) / "rows", args.seconds, say
                 )
                 write(args, rows)
+                failed |= not any(row["trains"] for row in rows)
+    return int(failed)
 
 
-def write(args: argparse.Namespace, rows: Rows) -> None:
+def write(args: argparse.Namespace, rows: Rows, quietly: bool = False) -> None:
     command = " ".join(["python", "tests/bench/llama.py", *sys.argv[1:]])
     report = merge(args.out, name="llama", command=command, rows=rows, key=KEY, ratios=ratios)
-    for name, value in report["ratios"].items():
+    for name, value in report["ratios"].items() if not quietly else ():
         say(f"  ratio {name} {value:.4f}")
 
 
@@ -119,8 +127,7 @@ def main() -> int:
     faulthandler.enable()
     args = parse()
     if args.part == "fsdp2":  # Before this process takes memory on a GPU.
-        run_fsdp2(args)
-        return 0
+        return run_fsdp2(args)
     with pinned_attention(args.device):
         if args.part == "fsdp2-worker":
             return run_worker(args)

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import hyperframes as hf
 from bench import finetune, llama
 from bench.training.modes import Modes
 from bench.training.report import lengths_of, merge
+from bench.training.workload import FineTune
 
 HERE = Path(__file__).resolve().parent
 FIELDS = {"name", "command", "commit", "machine", "rows", "ratios"}
@@ -134,6 +137,7 @@ def test_ratios_have_their_fixed_names() -> None:
                 (4096, "checkpoint", True),
                 (8192, "checkpoint", False),
                 (5120, "checkpoint_inputs_on_host", True),
+                (6144, "checkpoint_inputs_on_host", False),
                 (6144, "peer", True),
             )
         ),
@@ -154,6 +158,70 @@ def test_ratios_have_their_fixed_names() -> None:
     assert {"peer_8k_peak_vs_checkpoint", "peer_32k_throughput_vs_nothing"} <= set(
         llama.ratios(rows)
     )
+
+
+def test_the_longest_of_a_mode_is_compared_only_where_it_is_known() -> None:
+    """A trial that ran out of time says nothing."""
+
+    def row(length: int, mode: str, trains: bool, out_of_time: bool = False) -> dict[str, Any]:
+        return {"part": "longest", "length": length, "mode": mode, "trains": trains,
+                "out_of_time": out_of_time}  # fmt: skip
+
+    rows = [row(6144, "peer", True), row(4096, "checkpoint", True)]
+    assert finetune.ratios(rows) == {}
+    assert finetune.ratios([*rows, row(8192, "checkpoint", False, True)]) == {}
+    known = finetune.ratios([*rows, row(8192, "checkpoint", False)])
+    assert known == {"longest_sequence_vs_checkpoint": 1.5}
+
+
+def test_a_profile_of_a_few_blocks_stands_for_all() -> None:
+    os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
+    cpu = torch.device("cpu")
+    profiles = []
+    for alike in (0, 3):
+        workload = FineTune(
+            cpu, layers=5, hidden=64, heads=4, dtype=torch.float32, alike=alike
+        )  # fmt: skip
+        workload.set_length(128)
+        profiles.append(workload.profile())
+        assert len(workload.blocks()) == 5
+
+    def told(profile: hf.Profile) -> Any:
+        blocks = [
+            (b.name, b.nbytes, b.gradient_bytes, [s.ordinal for s in b.storages], b.outputs)
+            for b in profile.blocks
+        ]
+        return blocks, profile.resident_bytes, profile.parameters, profile.signature
+
+    assert told(profiles[0]) == told(profiles[1])
+
+
+def test_what_was_measured_before_a_mode_hangs_is_on_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "finetune.json"
+    words = f"--tiny --lengths=256 --modes=nothing,checkpoint --rounds=3 --steps=1 --out={out}"
+    args = finetune.parse(words.split())
+    workload = FineTune(args.device, layers=2, hidden=64, heads=4, dtype=args.dtype)
+    rounds: list[list[dict[str, Any]]] = []
+
+    def write(args: Any, rows: list[dict[str, Any]], quietly: bool = False) -> None:
+        rounds.append(rows)
+        if len(rounds) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        finetune.run_length(args, workload, 256)
+    assert [[len(row["round_ms"]) for row in rows] for rows in rounds] == [[1, 1], [2, 2]]
+
+
+def test_early_turns_measure_the_peak_of_checkpointing_once(tmp_path: Path) -> None:
+    words = ("--lengths=256", "--modes=checkpoint,peer", "--rounds=1", "--steps=1", "--warm=0",
+             "--tries=1", "--once", "--early", "--alike=3")  # fmt: skip
+    rows = by_mode(run("finetune.py", tmp_path / "finetune.json", *words))
+    assert_measured(rows)
+    assert rows["peer"]["throughput_vs"].keys() == {"checkpoint"}
 
 
 def test_rows_with_the_same_key_are_replaced_and_ratios_made_anew(tmp_path: Path) -> None:

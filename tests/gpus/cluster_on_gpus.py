@@ -284,7 +284,10 @@ def main() -> int:
     faulthandler.dump_traceback_later(arguments.patience, exit=True)
     directory = Path(tempfile.mkdtemp(prefix="hf-"))
     try:
-        trial = Trial(arguments, directory)
+        try:
+            trial = Trial(arguments, directory)
+        except OSError as error:
+            raise SystemExit(f"needs a GPU and NVML: {error}") from None
         failed = run(trial)
         print(f"{failed} failed", flush=True)
         if failed:

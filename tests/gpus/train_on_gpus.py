@@ -355,6 +355,8 @@ def main() -> int:
     flag("--patience", type=float, default=90.0, help="seconds per mode before it counts as hung")
     arguments = parser.parse_args()
     faulthandler.enable()
+    if not torch.cuda.is_available():
+        raise SystemExit("needs a GPU that torch sees")
     torch.use_deterministic_algorithms(not arguments.any_order)
     print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name(0), flush=True)
     links()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .hyper import NOTHING_AGAIN, HyperMode
 from .measure import Measured, Meter, Plan, measure, row_of
 from .modes import Modes
@@ -57,15 +59,26 @@ def run_article(
     plan: Plan,
     say: Callable[[str], None],
     own_share: float = 0.2,
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
-    """Nothing, full checkpointing, and a fifth of the activations here."""
+    """Nothing, full checkpointing, and a fifth of the activations here. ``keep`` gets the rows so
+    far after every round."""
     chosen: list[Any] = [
         modes.make("nothing"),
         modes.make("checkpoint"),
         Borrowing(workload, own_share),
     ]
-    measured: list[Measured] = measure(chosen, meter, plan, say=say)
-    return [
-        {"part": "article", "length": workload.length, **row_of(one, measured, workload.tokens)}
-        for one in measured
-    ]
+    lenders = max(0, torch.cuda.device_count() - 1)
+
+    def rows(measured: list[Measured]) -> list[dict[str, Any]]:
+        return [
+            {
+                "part": "article",
+                "length": workload.length,
+                "lenders": lenders,
+                **row_of(one, measured, workload.tokens),
+            }
+            for one in measured
+        ]
+
+    return rows(measure(chosen, meter, plan, say=say, note=lambda found: keep(rows(found))))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .measure import Meter, Plan, measure, row_of
+from .measure import Measured, Meter, Plan, measure, row_of
 from .modes import Modes
 from .report import lengths_of, word_of
 from .workload import Workload
@@ -32,6 +32,7 @@ def add_flags(parser: argparse.ArgumentParser, default_modes: str = "all") -> No
     flag("--patience", type=float, default=120.0, help="seconds for a mode's proof, or one turn")
     flag("--seconds", type=float, default=450.0, help="no new round after that")
     flag("--once", action="store_true", help="do not prove that the reference repeats itself")
+    flag("--early", action="store_true", help="a mode's first turn follows its proof: saves steps")
     flag("--tiny", action="store_true", help="a few seconds on a processor, simulated GPUs")
 
 
@@ -44,6 +45,8 @@ def read_flags(
         names: the modes there are; another one is a usage error.
     """
     args = parser.parse_args(words)
+    if not args.tiny and not torch.cuda.is_available():
+        parser.exit(2, "needs a GPU that torch sees; --tiny runs on a processor\n")
     args.device = torch.device("cpu") if args.tiny else torch.device("cuda", 0)
     args.dtype = torch.float32 if args.tiny else torch.bfloat16
     if args.tiny:
@@ -59,7 +62,10 @@ def read_flags(
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    return Plan(args.rounds, args.steps, args.warm, args.patience, repeat_proof=not args.once)
+    return Plan(
+        args.rounds, args.steps, args.warm, args.patience, repeat_proof=not args.once,
+        early=args.early,
+    )  # fmt: skip
 
 
 def rows_by_bout(
@@ -70,17 +76,28 @@ def rows_by_bout(
     modes: Modes,
     plan: Plan,
     say: Callable[[str], None],
+    keep: Callable[[list[dict[str, Any]]], None],
 ) -> Iterator[list[dict[str, Any]]]:
-    """All modes at one length, a row each; after every bout its rows, to be kept at once."""
+    """All modes at one length, a row each; after every bout its rows. ``keep`` gets the rows of a
+    bout as far as they are known, after every round: what comes later may take too long."""
     meter = Meter(workload, args.device, warms=args.warm > 0)
+
+    def rows(measured: list[Measured]) -> list[dict[str, Any]]:
+        return [
+            {"part": "modes", "length": length, **row_of(one, measured, workload.tokens)}
+            for one in measured
+            if one.totals or one.failure or one.verdict == "different"
+        ]
+
+    def note(measured: list[Measured]) -> None:
+        modes.note_checkpoint_peaks(measured)
+        keep(rows(measured))
+
     for names in modes.bouts(args.modes):
         say(f"length {word_of(length)}: {', '.join(names)}")
         measured = measure(
             [modes.make(name) for name in names], meter, plan, say=say,
-            keep_going=lambda: time.monotonic() < args.until,
+            keep_going=lambda: time.monotonic() < args.until, note=note,
         )  # fmt: skip
         modes.note_checkpoint_peaks(measured)
-        yield [
-            {"part": "modes", "length": length, **row_of(one, measured, workload.tokens)}
-            for one in measured
-        ]
+        yield rows(measured)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hyperframes import _native
+
 from .modes import available_host_bytes
 
 
@@ -47,8 +49,11 @@ class Together:
 def run_jobs(
     script: str, arguments: list[str], count: int, seconds: float, say: Callable[[str], None]
 ) -> list[list[dict[str, Any]]]:
-    """Starts the script once per GPU; the rows of each. RuntimeError: one failed."""
-    share = int(available_host_bytes() * 0.85 / count)
+    """Starts the script once per GPU; the rows of each, as far as it came. RuntimeError: one has
+    none."""
+    whole = os.environ.get("HYPERFRAMES_HOST_BYTES")
+    most = _native.parse_bytes(whole) if whole else int(available_host_bytes() * 0.85)
+    share = most // count
     with tempfile.TemporaryDirectory(prefix="hf-jobs-") as scratch:
         folder = Path(scratch)
         jobs = []
@@ -62,21 +67,31 @@ def run_jobs(
             ]  # fmt: skip
             out = None if rank == 0 else (folder / f"log-{rank}").open("w")
             jobs.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
-        until = time.monotonic() + seconds
-        try:
-            codes = [job.wait(timeout=max(1.0, until - time.monotonic())) for job in jobs]
-        finally:
-            for job in jobs:
-                if job.poll() is None:
-                    job.kill()
+        codes = _wait_for(jobs, seconds)
+        found = []
         for rank, code in enumerate(codes):
             if code:
                 log = folder / f"log-{rank}"
                 say(log.read_text()[-3000:] if log.exists() else "")
-                raise RuntimeError(f"job {rank} ended with {code}")
-        return [
-            json.loads((folder / f"job-{rank}.json").read_text())["rows"] for rank in range(count)
-        ]
+                say(f"job {rank} ended with {code}")
+            report = folder / f"job-{rank}.json"
+            if not report.exists():
+                raise RuntimeError(f"job {rank} ended with {code} before it had a row")
+            found.append(json.loads(report.read_text())["rows"])
+        return found
+
+
+def _wait_for(jobs: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """Exit codes; all are killed once one failed, or the time is over: the others wait for it."""
+    until = time.monotonic() + seconds
+    while any(job.poll() is None for job in jobs) and time.monotonic() < until:
+        if any(job.poll() for job in jobs):
+            break
+        time.sleep(0.1)  # Of minutes: no call waits for the first of several processes.
+    for job in jobs:
+        if job.poll() is None:
+            job.kill()
+    return [job.wait() for job in jobs]
 
 
 def combine(jobs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -109,14 +109,14 @@ def works(lender: torch.device) -> dict[str, tuple[Callable[[], Any], float]]:
 
 def measure_lender(
     borrower: torch.device, lender: torch.device, say: Callable[[str], None], chunks: int = 96
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """A row per kind of compute and direction: the slow-down, and how much of it the copies explain
     by the share of the memory's bandwidth that they take from work which needs all of it."""
     engine = Borrower(borrower, lender.index or 1, chunks)
     kinds = works(lender)
     bandwidth = 0.0  # What the lender's memory does for the work that waits for nothing else.
-    rows = []
     for name, (work, touched) in kinds.items():
+        _timed(work, lender, 3)  # Loads kernels and libraries.
         alone_s = _timed(work, lender, 5) / 5
         bandwidth = max(bandwidth, touched / alone_s)
         repeats = max(1, round(_SHORTEST_S / alone_s))
@@ -128,13 +128,12 @@ def measure_lender(
                 "own_traffic_gb_per_s": touched / alone_s / 1e9,
                 "memory_gb_per_s": bandwidth / 1e9, "explained": rate / (bandwidth - rate),
             }  # fmt: skip
-            rows.append(row)
             say(
                 f"  {row['mode']:<32} slower by {share:+.2%}; copies at {rate / 1e9:.0f} GB/s of"
                 f" {bandwidth / 1e9:.0f} explain {row['explained']:.2%}"
             )
+            yield row
     engine.close()
-    return rows
 
 
 def beside_copies(

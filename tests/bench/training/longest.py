@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +21,6 @@ from .workload import FineTune
 STEP = 4096
 HYPER = {"peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "auto": ()}
 _USABLE = 0.965  # Of the cap, as a budget: the allocator's segments are never all used.
-_MOST_TRIALS = 5
 
 
 class Search:
@@ -28,6 +29,8 @@ class Search:
     Args:
         cap: bytes that this process may allocate on its GPU, and the most that every lender lends.
         make: the modes at the workload's present length.
+        trials: most of a mode.
+        until: no new trial after that, on the monotonic clock.
     """
 
     def __init__(
@@ -39,8 +42,11 @@ class Search:
         patience_s: float,
         make: Callable[[], Modes],
         say: Callable[[str], None],
+        trials: int = 5,
+        until: float = math.inf,
     ) -> None:
         self._workload, self._device = workload, device
+        self._trials, self._until = trials, until
         self._cap, self._patience, self._make, self._say = cap, patience_s, make, say
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
@@ -53,6 +59,7 @@ class Search:
         row: dict[str, Any] = {
             "part": "longest", "length": length, "mode": mode, "cap_bytes": self._cap,
             "gpus": max(1, torch.cuda.device_count()),
+            "lenders": max(0, torch.cuda.device_count() - 1) if mode in HYPER else 0,
         }  # fmt: skip
         self._workload.set_length(length)
         meter = Meter(self._workload, self._device, warms=False)
@@ -63,6 +70,7 @@ class Search:
                 row["trains"] = row["peak_bytes"] <= self._cap
         except (torch.OutOfMemoryError, hf.ResourceExhausted, OutOfTimeError) as error:
             row |= {"trains": False, "why": str(error)[:300]}
+            row["out_of_time"] = isinstance(error, OutOfTimeError)  # Then nobody knows.
             forget_frames(error)
         meter.clear()
         gc.collect()
@@ -70,6 +78,8 @@ class Search:
             torch.cuda.empty_cache()
         known = f", peak {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
         self._say(f"  {mode} {length}: {'trains' if row['trains'] else 'does not train'}{known}")
+        if "why" in row:
+            self._say(f"    {row['why']}")
         return row
 
     def _step(self, mode: str, meter: Meter) -> int:
@@ -124,23 +134,34 @@ class Search:
         with time_limit(self._patience, f"prediction for {mode}"):
             length = self.predict(mode, 4 * STEP, 8 * STEP)
         rows: dict[int, dict[str, Any]] = {}
-        while length > 0 and length not in rows and len(rows) < _MOST_TRIALS:
+        while length > 0 and length not in rows and len(rows) < self._trials:
+            if rows and time.monotonic() > self._until:
+                self._say(f"  {mode}: out of time after {len(rows)} trials")
+                return
             rows[length] = self.trial(mode, length)
             yield rows[length]
+            if rows[length].get("out_of_time"):
+                return
             length += STEP if rows[length]["trains"] else -STEP
 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """From the longest that trained of each mode."""
+    """From the longest that trained of each mode; against another one only where it is known that
+    this one trains no longer."""
     most: dict[str, int] = {}
+    failed: dict[str, int] = {}
     for row in rows:
-        if row["part"] == "longest" and row["trains"]:
+        if row["part"] != "longest":
+            continue
+        if row["trains"]:
             most[row["mode"]] = max(row["length"], most.get(row["mode"], 0))
+        elif not row.get("out_of_time"):
+            failed[row["mode"]] = max(row["length"], failed.get(row["mode"], 0))
     found = {}
     for name, other in (
         ("longest_sequence_vs_checkpoint", "checkpoint"),
         ("longest_sequence_vs_checkpoint_with_host_inputs", "checkpoint_inputs_on_host"),
     ):
-        if "peer" in most and other in most:
+        if "peer" in most and 0 < most.get(other, 0) < failed.get(other, 0):
             found[name] = most["peer"] / most[other]
     return found

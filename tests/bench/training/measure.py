@@ -201,7 +201,7 @@ class Meter:
         sums = []
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                sums += _sums(parameter.grad)
+                sums += bit_sums(parameter.grad)
         self.clear()
         self.synchronize()
         return torch.stack(sums).cpu()
@@ -216,7 +216,8 @@ def timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _sums(gradient: torch.Tensor) -> list[torch.Tensor]:
+def bit_sums(gradient: torch.Tensor) -> list[torch.Tensor]:
+    """Two sums over the bits of a tensor, or of this rank's shard of it."""
     full = getattr(gradient, "to_local", lambda: gradient)()
     whole = torch.int16 if full.element_size() == 2 else torch.int32
     bits = full.detach().contiguous().view(whole).flatten()
@@ -241,6 +242,7 @@ class Plan:
     warm: int = 1
     patience_s: float = 120.0
     repeat_proof: bool = True  # The reference has to have the same gradients twice.
+    early: bool = False  # The first round's turn of a mode follows its proof: of long steps few.
     together: Callable[[str], None] = lambda what: None  # A barrier, where several processes run.
 
 
@@ -251,30 +253,40 @@ def measure(
     *,
     say: Callable[[str], None],
     keep_going: Callable[[], bool] = lambda: True,
+    note: Callable[[list[Measured]], None] = lambda found: None,
 ) -> list[Measured]:
     """Prepares each mode, proves its gradients, then times all of them in rounds.
 
     Args:
         keep_going: asked before every round after the first; False ends with the rounds there are.
+        note: gets what was measured so far, after every round and every early turn.
     """
     found = [Measured(mode) for mode in modes]
     prints: dict[str, torch.Tensor] = {}
+
+    def turn(one: Measured, number: int) -> None:
+        plan.together(f"round {number} of {one.mode.name}")
+        if one.counts:
+            with _contained(one, meter, plan, say):
+                _take_turn(one, meter, plan)
+            if not one.failure:
+                say(_line(number, one, meter))
+
     for one in found:
         plan.together(f"proof of {one.mode.name}")
         with _contained(one, meter, plan, say):
             _prove(one, meter, prints, plan.repeat_proof)
         say(f"  {one.mode.name}: gradients {one.failure or one.verdict}")
-    for number in range(plan.rounds):
+        if plan.early:
+            turn(one, 0)
+            note(found)
+    for number in range(int(plan.early), plan.rounds):
         if number and not keep_going():
             say(f"  out of time after {number} of {plan.rounds} rounds")
             break
         for one in found:
-            plan.together(f"round {number} of {one.mode.name}")
-            if one.counts:
-                with _contained(one, meter, plan, say):
-                    _take_turn(one, meter, plan)
-                if not one.failure:
-                    say(_line(number, one, meter))
+            turn(one, number)
+        note(found)
     for one in found:
         with contextlib.suppress(Exception):
             one.mode.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -55,6 +56,23 @@ def merge(
         The report: name, command (of the latest call), commit, machine, rows, ratios. Every row
         carries the command, commit and machine that made it.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # Two commands may fill one file at once.
+        return _merge(path, name, command, rows, key, ratios)
+    finally:
+        os.close(folder)
+
+
+def _merge(
+    path: Path,
+    name: str,
+    command: str,
+    rows: Rows,
+    key: tuple[str, ...],
+    ratios: Callable[[Rows], dict[str, float]],
+) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     made_by = {"command": command, "commit": commit(), "machine": machine()}
     new = [{**row, **made_by} for row in rows]
@@ -62,7 +80,6 @@ def merge(
     kept = [row for row in report.get("rows", ()) if _key(row, key) not in replaced]
     merged = sorted(kept + new, key=lambda row: json.dumps(_key(row, key)))
     report = {"name": name, **made_by, "rows": merged, "ratios": ratios(merged)}
-    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".tmp")
     scratch.write_text(json.dumps(report, indent=1) + "\n")
     scratch.replace(path)

@@ -205,7 +205,11 @@ def launch(
     except subprocess.TimeoutExpired:
         code = -1
         os.killpg(process.pid, 15)  # The launcher and its ranks: a session of their own.
-        process.wait(timeout=30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
     written = rows.read_text().splitlines() if rows.exists() else []
     return [json.loads(line) for line in written], code
 

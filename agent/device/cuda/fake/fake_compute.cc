@@ -25,7 +25,10 @@ thread_local std::vector<CUcontext> contexts;
 
 // NOLINTNEXTLINE(performance-no-int-to-ptr)
 void* PointerOf(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
-FakeStream* StreamOf(CUstream stream) { return reinterpret_cast<FakeStream*>(stream); }
+FakeStream* StreamOf(CUstream stream) {
+  static FakeStream default_stream;
+  return stream != nullptr ? reinterpret_cast<FakeStream*>(stream) : &default_stream;
+}
 FakeEvent* EventOf(CUevent event) { return reinterpret_cast<FakeEvent*>(event); }
 
 }  // namespace

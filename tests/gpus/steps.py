@@ -1,0 +1,147 @@
+"""What run.py runs: commands, their limits, and what each takes on two H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FINETUNE = ("python", "tests/bench/finetune.py")
+LLAMA = ("python", "tests/bench/llama.py")
+CASES = (  # Apart from the checkout's own settings, which name tools that need not be there.
+    "python", "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir=tests", "--timeout=120",
+    "--confcutdir=tests/cases", "--import-mode=importlib", "-p", "no:cacheprovider",
+)  # fmt: skip
+# A machine may be given memory only as it uses it: half of what is free would be too little.
+MUCH_HOST_MEMORY = (("HYPERFRAMES_HOST_BYTES", "96GiB"),)
+LONGEST = ("--part", "longest", "--alike", "3", "--patience", "240")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command; ``python`` is this interpreter, other names are programs of bazel-bin."""
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: int
+    gpus: int = 1
+    shows: str = ""
+    expected_s: int = 0
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+# By what they are worth: whoever has less time takes the first. Steps may run at once (a plus)
+# where they measure neither times nor all of a GPU's bytes: longest_checkpoint, longest_inputs,
+# cases, train, memcheck.
+STEPS = (
+    Step("doctor", ("client/cli/hfctl", "doctor"), 30, 1, "what links carry against their promise",
+         8),
+    Step("lending", ("agent/device/cuda/lending_test", "--gtest_brief=1"), 60, 2,
+         "a lease outlives its lender, which is hidden from the borrower", 8),
+    Step(
+        "conformance",
+        ("agent/device/device_conformance_test", "--gtest_brief=1", "--gtest_filter=*cuda*"),
+        120, 1, "the device interface's promises on CUDA", 10,
+    ),
+    Step(
+        "chaos", ("agent/engine/chaos_test", "--gtest_brief=1", "--gtest_filter=*cuda*"),
+        120, 1, "a removed event is found in every lane", 15,
+    ),
+    Step("agent_lending", ("agent/service/gpu_lending_test", "--gtest_brief=1"), 60, 1,
+         "a real agent's leases, adopted, and every byte back", 10),
+    Step(
+        "peer_32k",
+        (*FINETUNE, "--lengths", "32k", "--modes", "nothing,checkpoint,peer", "--steps", "2",
+         "--once", "--seconds", "200"),
+        300, 2, "finetune.json, the ceiling", 140,
+    ),
+    Step(
+        "peer_8k",
+        (*FINETUNE, "--lengths", "8k", "--modes", "nothing,checkpoint,peer", "--rounds", "5",
+         "--once", "--seconds", "90"),
+        150, 2, "finetune.json", 50,
+    ),
+    Step("engine", ("tests/bench/engine",), 90, 1, "engine.json", 15),
+    Step("node_to_node", ("tests/bench/node_to_node", "--backend=cuda", "--rounds=5"), 120, 1,
+         "node_to_node.json", 35),
+    Step(
+        "peer_64k",
+        (*FINETUNE, "--lengths", "64k", "--modes", "checkpoint,peer", "--rounds", "2", "--steps",
+         "1", "--once", "--early", "--patience", "180", "--seconds", "200"),
+        300, 2, "finetune.json", 175,
+    ),
+    Step(
+        "peer_128k",
+        (*FINETUNE, "--lengths", "128k", "--modes", "checkpoint,peer", "--rounds", "1", "--steps",
+         "1", "--warm", "0", "--tries", "1", "--once", "--early", "--alike", "3", "--patience",
+         "200"),
+        340, 2, "finetune.json", 215,
+    ),
+    Step("longest_checkpoint", (*FINETUNE, *LONGEST, "--modes", "checkpoint", "--seconds", "200"),
+         300, 1, "finetune.json, capped at 40 GiB", 80, (("CUDA_VISIBLE_DEVICES", "0"),)),
+    Step(
+        "longest_inputs",
+        (*FINETUNE, *LONGEST, "--modes", "checkpoint_inputs_on_host", "--seconds", "200"),
+        400, 2, "finetune.json, on the second GPU", 190, (("CUDA_VISIBLE_DEVICES", "1"),),
+    ),
+    # One trial that trains is enough: it is compared with the longest of the others.
+    Step("longest_peer", (*FINETUNE, *LONGEST, "--modes", "peer", "--seconds", "100"), 400, 2,
+         "finetune.json, every GPU capped", 130),
+    Step(
+        "jobs",
+        (*FINETUNE, "--part", "jobs", "--rounds", "2", "--steps", "2", "--once", "--patience",
+         "240", "--seconds", "240"),
+        360, 2, "finetune.json: as many jobs as GPUs, host memory alone lends", 165,
+        (("HYPERFRAMES_HOST_BYTES", "112GiB"),),
+    ),
+    Step("lender", (*FINETUNE, "--part", "lender"), 120, 2, "finetune.json", 25),
+    Step("cluster", ("python", "tests/gpus/cluster_on_gpus.py"), 290, 2,
+         "a job borrows another GPU through an agent; agent and worker killed", 110),
+    Step("cases", (*CASES, "-n", "8", "--dist", "loadfile", "--ignore=tests/cases/test_on_gpus.py",
+                   "tests/cases"),
+         400, 1, "T1 to T27 on CUDA", 90),
+    Step("cases_on_gpus", (*CASES, "tests/cases/test_on_gpus.py"), 200, 1,
+         "those cases that only GPUs have", 45),
+    Step("train", ("python", "tests/gpus/train_on_gpus.py"), 240, 1, "bit-equal in every mode", 90),
+    Step(
+        "memcheck",
+        ("compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode",
+         "9", "agent/device/device_conformance_test", "--gtest_brief=1",
+         "--gtest_filter=*cuda*:-*HasLinks*:*NeverRecycled*:*DelaysOne*:*TakesBytes*"),
+        300, 1, "no error of memory", 60,
+    ),
+    Step(
+        "compiled_8k",
+        (*FINETUNE, "--lengths", "8k", "--modes",
+         "nothing_compiled,checkpoint_compiled,peer_compiled", "--once", "--seconds", "150"),
+        300, 2, "finetune.json", 150,
+    ),
+    Step(
+        "llama_8k",
+        (*LLAMA, "--lengths", "8k", "--modes", "nothing,checkpoint,peer", "--once", "--steps", "2",
+         "--seconds", "120"),
+        240, 2, "llama.json", 110,
+    ),
+    Step(
+        "fsdp2",
+        (*LLAMA, "--part", "fsdp2", "--lengths", "4k", "--cap", "56GiB", "--steps", "2",
+         "--seconds", "100"),
+        300, 2, "llama.json: checkpoint, then auto, every GPU capped at 56 GiB", 170,
+        MUCH_HOST_MEMORY,
+    ),
+    Step(
+        "article",
+        (*FINETUNE, "--part", "article", "--rounds", "2", "--steps", "2", "--once"),
+        240, 2, "finetune.json: with as many lenders as there are", 80,
+    ),
+    Step(
+        "across_nodes",
+        ("python", "tests/bench/across_nodes.py", "--backend=cuda", "--length=4096", "--share=0.6",
+         "--steps=16", "--warm=2", "--rounds=1", "--modes=nothing,near,far"),
+        300, 2, "a job whose frames cross two nodes: across_nodes.json", 130,
+    ),
+    Step(
+        "host_32k",
+        (*FINETUNE, "--lengths", "32k", "--modes", "nothing,checkpoint,host", "--steps", "2",
+         "--once", "--seconds", "200"),
+        360, 1, "finetune.json", 190, MUCH_HOST_MEMORY,
+    ),
+)  # fmt: skip
