@@ -18,6 +18,8 @@ constexpr int kSuccess = 0;
 constexpr int kTimeout = 10;
 constexpr unsigned long long kXid = 8;  // nvmlEventTypeXidCriticalError.
 constexpr unsigned kMostNvLinks = 18;
+constexpr int kByNvLink = 2;       // NVML_P2P_CAPS_INDEX_NVLINK.
+constexpr int kStatusUnknown = 6;  // NVML_P2P_STATUS_UNKNOWN.
 constexpr unsigned kLongestText = 96;
 
 struct MemoryInfo {  // nvmlMemory_t, version 1.
@@ -56,6 +58,7 @@ struct Nvml::Functions {
   int (*name)(void*, char*, unsigned) = nullptr;
   int (*memory)(void*, MemoryInfo*) = nullptr;
   int (*nvlink_state)(void*, unsigned, int*) = nullptr;
+  int (*p2p_status)(void*, void*, int, int*) = nullptr;
   int (*event_set)(void**) = nullptr;
   int (*free_event_set)(void*) = nullptr;
   int (*register_events)(void*, unsigned long long, void*) = nullptr;
@@ -114,6 +117,7 @@ absl::StatusOr<const Nvml*> Nvml::OpenOnce() {
         absl::StrCat(kLibrary, " lacks a function that every driver since 2015 has: reinstall it"));
   }
   load("nvmlDeviceGetNvLinkState", &functions->nvlink_state);  // Optional: only names the link.
+  load("nvmlDeviceGetP2PStatus", &functions->p2p_status);      // As much.
   // Optional: without them faults are seen only by what they break.
   if (!load("nvmlEventSetCreate", &functions->event_set) ||
       !load("nvmlEventSetFree", &functions->free_event_set) ||
@@ -168,6 +172,17 @@ absl::StatusOr<NodeGpu> Nvml::Find(const std::string& uuid) const {
   NodeGpu read;
   if (functions_->by_uuid(uuid.c_str(), &gpu) == kSuccess && Read(gpu, &read)) return read;
   return DoesNotAnswer(uuid);
+}
+
+bool Nvml::AreJoinedByNvLink(const std::string& one, const std::string& other) const {
+  void* gpus[] = {nullptr, nullptr};
+  int status = 0;
+  if (functions_->p2p_status == nullptr || functions_->by_uuid(one.c_str(), &gpus[0]) != kSuccess ||
+      functions_->by_uuid(other.c_str(), &gpus[1]) != kSuccess ||
+      functions_->p2p_status(gpus[0], gpus[1], kByNvLink, &status) != kSuccess) {
+    return true;
+  }
+  return status == 0 || status == kStatusUnknown;
 }
 
 absl::StatusOr<std::unique_ptr<FaultWatch>> Nvml::WatchFaults() const {

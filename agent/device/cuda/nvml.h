@@ -53,6 +53,10 @@ class Nvml {
   // NotFound names the GPU when NVML does not know it or it does not answer.
   absl::StatusOr<NodeGpu> Find(const std::string& uuid) const;
 
+  // Whether NVLink joins the two, by a switch or a bridge. A GPU has links to some others and none
+  // to the rest where there is no switch. True where this NVML does not say.
+  bool AreJoinedByNvLink(const std::string& one, const std::string& other) const;
+
   // Faults from now on. Outlived by this object. Unimplemented: this driver does not tell.
   absl::StatusOr<std::unique_ptr<FaultWatch>> WatchFaults() const;
 
