@@ -36,9 +36,13 @@ struct EventData {  // nvmlEventData_t.
   unsigned compute_instance;
 };
 
-bool IsOfAProgram(unsigned long long xid) {
-  static constexpr unsigned long long kOfPrograms[] = {13, 31, 43, 45, 68, 109};
-  return std::find(std::begin(kOfPrograms), std::end(kOfPrograms), xid) != std::end(kOfPrograms);
+// By NVIDIA's catalog ("Analyzing Xid Errors"): what asks for nothing, or for a restart of the
+// program. A program brings it about, or it informs.
+bool LeavesTheGpuUsable(unsigned long long xid) {
+  static constexpr unsigned long long kSuch[] = {
+      8,  11, 13, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 63, 66,  67,  68,  69,
+      70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86, 88, 89, 92, 94, 108, 109, 137, 154};
+  return std::find(std::begin(kSuch), std::end(kSuch), xid) != std::end(kSuch);
 }
 
 absl::Status DoesNotAnswer(const std::string& uuid) {
@@ -78,7 +82,8 @@ class Nvml::Watch final : public FaultWatch {
       return absl::UnavailableError(absl::StrCat("NVML tells of no more faults (code ", code, ")"));
     }
     char uuid[kLongestText] = "";
-    if (IsOfAProgram(event.data) || functions_->uuid(event.gpu, uuid, kLongestText) != kSuccess) {
+    if (LeavesTheGpuUsable(event.data) ||
+        functions_->uuid(event.gpu, uuid, kLongestText) != kSuccess) {
       return GpuFault();
     }
     return GpuFault{uuid, event.data};
