@@ -60,7 +60,10 @@ absl::Status RemoteLink::Queue::Add(
     // A reload is asked for before a stream waits for it: a stream that waits for this thread could
     // stand still with it, where another thread makes the driver wait for every stream. A copy-out
     // is told of when it is on its way. Beyond that only the numbers order them.
-    const auto push = [&] { return producer_.Push(command, [this] { return link_->lost(); }); };
+    const auto push = [&] {
+      mutex_.AssertHeld();
+      return producer_.Push(command, [this] { return link_->lost(); });
+    };
     if (direction_ == Direction::kIn) status = push();
     if (status.ok()) status = stage(command, staging_after);
     if (status.ok() && direction_ == Direction::kOut) status = push();

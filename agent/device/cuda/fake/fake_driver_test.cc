@@ -19,7 +19,8 @@ class FakeDriverTest : public testing::Test {
   CUmemGenericAllocationHandle Create(CUdevice device, size_t bytes) {
     CUmemAllocationProp properties = {};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemGenericAllocationHandle handle = 0;
     created_ = driver_.cuMemCreate(&handle, bytes, &properties, 0);
@@ -36,7 +37,8 @@ class FakeDriverTest : public testing::Test {
   }
   CUresult Allow(CUdeviceptr address, size_t bytes, CUdevice device) {
     CUmemAccessDesc access = {};
-    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return driver_.cuMemSetAccess(address, bytes, &access, 1);
   }

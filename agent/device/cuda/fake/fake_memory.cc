@@ -301,8 +301,10 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   if (mapped->second.range.use_count() > 1) {
     hyperframes::FakeUndefined("memory is unmapped while a copy uses it");
   }
-  mmap(PointerOf(address), bytes, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (mmap(PointerOf(address), bytes, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
   close(mapped->second.descriptor);
   reserved->second.mappings.erase(mapped);
   return CUDA_SUCCESS;
