@@ -9,6 +9,7 @@
 // "2,private" (memory cannot be exported), "2,broken" (the driver does not start), "2,contexts"
 // (contexts, streams and copies work; else making a context is refused), "2,nvlinks" (all behind a
 // switch), "4,nvlinks,bridges" (each joined to one other).
+// HYPERFRAMES_FAKE_MACHINE: a name; processes with the same one have the same GPUs.
 // HYPERFRAMES_FAKE_OCCUPIED: bytes that somebody else uses on each.
 // HYPERFRAMES_FAKE_FAULT: a file; once it is there, with "index xid" in it, NVML tells of that
 // fault. HYPERFRAMES_FAKE_LOG: a file that gets a line for every call that makes a context.
