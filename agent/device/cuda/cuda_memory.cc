@@ -131,7 +131,15 @@ absl::StatusOr<std::unique_ptr<Memory>> MappedMemory::Map(
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = context->device();
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  HF_CUDA_RETURN_IF_ERROR(driver, subject, cuMemSetAccess, address, size, &access, /*count=*/1);
+  // All that is left to refuse here is the way: what is mapped is lent memory of the right size.
+  const absl::Status allowed = driver.Check(
+      driver.cuMemSetAccess(address, size, &access, /*count=*/1), "cuMemSetAccess", subject);
+  if (!allowed.ok() && allowed.code() != absl::StatusCode::kResourceExhausted) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GPU ", context->uuid(), " cannot reach the lender's memory: see nvidia-smi ",
+                     "topo -p2p rw; ", allowed.message()));
+  }
+  HF_RETURN_IF_ERROR(allowed);
   std::move(unmap).Cancel();
   std::move(free_address).Cancel();
   return std::unique_ptr<Memory>(

@@ -64,7 +64,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute, CUdevice from, CUdevice to) {
-  *value = 1;
+  *value = FakeGpusAre("apart") ? 0 : 1;
   const bool are_two = from != to && IndexOfFakeGpu(from) >= 0 && IndexOfFakeGpu(to) >= 0;
   return are_two ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }

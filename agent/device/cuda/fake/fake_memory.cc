@@ -31,6 +31,7 @@ struct Allocation {
 struct Mapping {
   size_t bytes = 0;
   int descriptor = -1;  // Its own: a mapping keeps memory alive when every handle is gone.
+  int index = -1;       // Of the GPU whose memory it is.
   std::set<CUdevice> access;
   std::shared_ptr<FakeRange> range = std::make_shared<FakeRange>();
 };
@@ -262,6 +263,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
   }
   Mapping mapping;
   mapping.bytes = bytes;
+  mapping.index = allocation->second.index;
   mapping.descriptor = fcntl(allocation->second.descriptor, F_DUPFD_CLOEXEC, 0);
   // Nobody may use it before cuMemSetAccess.
   void* const mapped = mmap(PointerOf(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
@@ -282,7 +284,11 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
   }
   for (size_t i = 0; i < count; ++i) {
     if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (hyperframes::IndexOfFakeGpu(access[i].location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
+    const int index = hyperframes::IndexOfFakeGpu(access[i].location.id);
+    if (index < 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (index != mapped->second.index && hyperframes::FakeGpusAre("apart")) {
+      return CUDA_ERROR_INVALID_DEVICE;
+    }
     if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_NOT_SUPPORTED;
     mapped->second.access.insert(access[i].location.id);
   }
