@@ -194,6 +194,19 @@ TEST_P(DeviceConformance, DelaysOneLaneAndNotTheOthers) {
   EXPECT_TRUE(late->Done());
 }
 
+// A driver's queue for a stream has an end: whoever queues more waits for room. What makes room
+// here must not wait for whoever waits for it.
+TEST_P(DeviceConformance, DelaysMoreWorkThanAQueueHolds) {
+  const auto memory = OnGpu();
+  const auto stream = Out();
+  for (int i = 0; i < 2000; ++i) {
+    ASSERT_TRUE(stream->Delay(absl::Microseconds(1)).ok());
+    ASSERT_TRUE(stream->Fill(memory->data(), static_cast<uint8_t>(i), 512).ok());
+    if (i % 3 == 0) stream->Record();  // So that room is wanted for every kind of work.
+  }
+  EXPECT_TRUE(Holds(backend_->Read(stream.get(), memory->data(), 512), static_cast<char>(1999)));
+}
+
 TEST_P(DeviceConformance, OrdersALaneBehindTheProgramAndTheProgramBehindALane) {
   const auto source = OnGpu();
   const auto slot = OnPeer();

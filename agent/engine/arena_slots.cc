@@ -1,6 +1,5 @@
 #include "agent/engine/arena_slots.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -29,9 +28,9 @@ void ArenaSlots::Free(Bytes offset, Bytes bytes, std::shared_ptr<const Event> la
 }
 
 void ArenaSlots::ForgetFinishedReads() {
-  pending_reads_.erase(std::remove_if(pending_reads_.begin(), pending_reads_.end(),
-                                      [](const PendingRead& read) { return read.event->Done(); }),
-                       pending_reads_.end());
+  while (!pending_reads_.empty() && pending_reads_.front().event->Done()) {
+    pending_reads_.pop_front();
+  }
 }
 
 }  // namespace hyperframes

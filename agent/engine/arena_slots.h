@@ -4,6 +4,7 @@
 #ifndef HYPERFRAMES_AGENT_ENGINE_ARENA_SLOTS_H_
 #define HYPERFRAMES_AGENT_ENGINE_ARENA_SLOTS_H_
 
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -41,12 +42,14 @@ class ArenaSlots {
     std::shared_ptr<const Event> event;
   };
 
+  // Looks at the oldest only: one lane carries an arena's reloads out in order, and each look is a
+  // call of the driver. A younger one that is done may stay; to wait for it costs nothing.
   void ForgetFinishedReads();
 
   const EngineArena arena_;
   OffsetAllocator allocator_;
   // Of freed slots only; at most as many as there are reloads under way.
-  std::vector<PendingRead> pending_reads_;
+  std::deque<PendingRead> pending_reads_;
 };
 
 }  // namespace hyperframes

@@ -67,5 +67,34 @@ TEST(ArenaSlots, ForgetsReloadsThatAreOver) {
   EXPECT_EQ(read.use_count(), 1) << "bounded: nothing is kept of it";
 }
 
+class Counted final : public Event {
+ public:
+  explicit Counted(int* asked) : asked_(asked) {}
+  bool Done() const override {
+    ++*asked_;
+    return false;
+  }
+  void Synchronize() const override {}
+
+ private:
+  int* const asked_;
+};
+
+// Each look at an event is a call of the driver, and a program that is far ahead of its GPU has
+// hundreds of reloads under way.
+TEST(ArenaSlots, LooksAtNoMoreEventsTheMoreReloadsAreUnderWay) {
+  constexpr int kSlots = 300;
+  ArenaSlots slots = Slots(kSlots * kUnit);
+  Events before_write;
+  for (int i = 0; i < kSlots; ++i) ASSERT_TRUE(slots.Allocate(kUnit, -1, &before_write).ok());
+  int asked = 0;
+  for (int i = 0; i < kSlots; ++i) slots.Free(i * kUnit, kUnit, std::make_shared<Counted>(&asked));
+  EXPECT_LE(asked, 2 * kSlots);
+  asked = 0;
+  for (int i = 0; i < kSlots; ++i) ASSERT_TRUE(slots.Allocate(kUnit, -1, &before_write).ok());
+  EXPECT_LE(asked, kSlots);
+  EXPECT_EQ(before_write.size(), static_cast<size_t>(kSlots));
+}
+
 }  // namespace
 }  // namespace hyperframes

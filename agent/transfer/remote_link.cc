@@ -57,10 +57,16 @@ absl::Status RemoteLink::Queue::Add(
     }
     if (direction_ == Direction::kIn) command.staging_after = staging_after;
     last_.store(command.sequence, std::memory_order_release);
-    // A reload is asked for first and copied on second, a copy-out the other way round; only the
-    // numbers order them.
-    status = stage(command, staging_after);
-    if (status.ok()) status = producer_.Push(command, [this] { return link_->lost(); });
+    // A reload is asked for before a stream waits for it: a stream that waits for this thread could
+    // stand still with it, where another thread makes the driver wait for every stream. A copy-out
+    // is told of when it is on its way. Beyond that only the numbers order them.
+    const auto push = [&] {
+      mutex_.AssertHeld();
+      return producer_.Push(command, [this] { return link_->lost(); });
+    };
+    if (direction_ == Direction::kIn) status = push();
+    if (status.ok()) status = stage(command, staging_after);
+    if (status.ok() && direction_ == Direction::kOut) status = push();
   }
   if (status.ok()) return status;
   // A number that is never carried out would be waited for in vain.

@@ -89,7 +89,8 @@ class Machine final : public CudaMachine {
       const absl::StatusOr<NodeGpu> found = (*nvml)->Find(gpu->description().uuid);
       if (!found.ok() || found->active_nvlinks == 0) return "pcie";
     }
-    return "nvlink";
+    return (*nvml)->AreJoinedByNvLink(from.description().uuid, to.description().uuid) ? "nvlink"
+                                                                                      : "pcie";
   }
 
   std::vector<std::string> HiddenGpus() const override {

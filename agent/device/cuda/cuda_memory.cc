@@ -43,6 +43,23 @@ absl::Status NotLent(const CudaDriver& driver, CUresult result, int descriptor,
                    why.message()));
 }
 
+// Lets the context's GPU, and no other, use a mapping of lent memory. What is left to refuse here
+// is the way to the lender.
+absl::Status Allow(const CudaContext& context, CUdeviceptr address, size_t size,
+                   const std::string& subject) {
+  const CudaDriver& driver = context.driver();
+  CUmemAccessDesc access = {};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = context.device();
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  absl::Status why = driver.Check(driver.cuMemSetAccess(address, size, &access, /*count=*/1),
+                                  "cuMemSetAccess", subject);
+  if (why.ok() || absl::IsResourceExhausted(why) || absl::IsInternal(why)) return why;
+  return absl::FailedPreconditionError(
+      absl::StrCat("GPU ", context.uuid(), " cannot reach the lender's memory: see nvidia-smi ",
+                   "topo -p2p rw; ", why.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<Bytes> InGranules(const CudaDriver& driver, CUdevice device, Bytes bytes) {
@@ -127,11 +144,7 @@ absl::StatusOr<std::unique_ptr<Memory>> MappedMemory::Map(
   HF_CUDA_RETURN_IF_ERROR(driver, subject, cuMemMap, address, size, /*offset=*/0, handle,
                           /*flags=*/0);
   auto unmap = absl::MakeCleanup([&] { driver.cuMemUnmap(address, size); });
-  CUmemAccessDesc access = {};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = context->device();
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  HF_CUDA_RETURN_IF_ERROR(driver, subject, cuMemSetAccess, address, size, &access, /*count=*/1);
+  HF_RETURN_IF_ERROR(Allow(*context, address, size, subject));
   std::move(unmap).Cancel();
   std::move(free_address).Cancel();
   return std::unique_ptr<Memory>(

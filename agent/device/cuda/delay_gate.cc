@@ -41,16 +41,22 @@ DelayGate::~DelayGate() {
 absl::Status DelayGate::Queue(absl::Duration delay) {
   const CudaDriver& driver = context_->driver();
   const CurrentContext current(*context_);
-  // Held while queueing, so that the numbers ascend on the stream as they do here.
-  MutexLock lock(&mutex_);
-  const uint32_t number = queued_ + 1;
+  MutexLock order(&queueing_);
+  uint32_t number = 0;
+  {
+    MutexLock lock(&mutex_);
+    number = queued_ + 1;
+  }
   // With unified addressing pinned memory has one address for both sides.
   HF_CUDA_RETURN_IF_ERROR(driver, context_->uuid(), cuStreamWriteValue32, stream_,
                           reinterpret_cast<CUdeviceptr>(&words_->arrived), number,
                           CU_STREAM_WRITE_VALUE_DEFAULT);
-  queued_ = number;
-  pending_.push_back({number, delay});
-  changed_.NotifyAll();
+  {
+    MutexLock lock(&mutex_);
+    queued_ = number;
+    pending_.push_back({number, delay});
+    changed_.NotifyAll();
+  }
   return driver.Check(
       driver.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(&words_->released), number,
                                  CU_STREAM_WAIT_VALUE_GEQ),

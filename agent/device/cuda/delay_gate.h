@@ -28,7 +28,7 @@ class DelayGate {
   ~DelayGate();
 
   // Queues `delay` of idle time. Unimplemented: the GPU's streams cannot wait for words in memory.
-  absl::Status Queue(absl::Duration delay) HF_EXCLUDES(mutex_);
+  absl::Status Queue(absl::Duration delay) HF_EXCLUDES(queueing_, mutex_);
 
  private:
   struct Words {  // In pinned memory; the stream writes the first and reads the second.
@@ -46,6 +46,10 @@ class DelayGate {
   const std::shared_ptr<const CudaContext> context_;
   const CUstream stream_;
   Words* const words_;
+  // Held while queueing, so that the numbers ascend on the stream as they do here. The thread never
+  // takes it: the driver lets whoever fills the stream's queue wait until the stream goes on, and
+  // what makes it go on is the thread.
+  Mutex queueing_ HF_ACQUIRED_BEFORE(mutex_);
   Mutex mutex_;
   CondVar changed_;
   uint32_t queued_ HF_GUARDED_BY(mutex_) = 0;

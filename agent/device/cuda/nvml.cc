@@ -18,6 +18,8 @@ constexpr int kSuccess = 0;
 constexpr int kTimeout = 10;
 constexpr unsigned long long kXid = 8;  // nvmlEventTypeXidCriticalError.
 constexpr unsigned kMostNvLinks = 18;
+constexpr int kByNvLink = 2;       // NVML_P2P_CAPS_INDEX_NVLINK.
+constexpr int kStatusUnknown = 6;  // NVML_P2P_STATUS_UNKNOWN.
 constexpr unsigned kLongestText = 96;
 
 struct MemoryInfo {  // nvmlMemory_t, version 1.
@@ -34,9 +36,13 @@ struct EventData {  // nvmlEventData_t.
   unsigned compute_instance;
 };
 
-bool IsOfAProgram(unsigned long long xid) {
-  static constexpr unsigned long long kOfPrograms[] = {13, 31, 43, 45, 68, 109};
-  return std::find(std::begin(kOfPrograms), std::end(kOfPrograms), xid) != std::end(kOfPrograms);
+// By NVIDIA's catalog ("Analyzing Xid Errors"): what asks for nothing, or for a restart of the
+// program. A program brings it about, or it informs.
+bool LeavesTheGpuUsable(unsigned long long xid) {
+  static constexpr unsigned long long kSuch[] = {
+      8,  11, 13, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 63, 66,  67,  68,  69,
+      70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86, 88, 89, 92, 94, 108, 109, 137, 154};
+  return std::find(std::begin(kSuch), std::end(kSuch), xid) != std::end(kSuch);
 }
 
 absl::Status DoesNotAnswer(const std::string& uuid) {
@@ -56,6 +62,7 @@ struct Nvml::Functions {
   int (*name)(void*, char*, unsigned) = nullptr;
   int (*memory)(void*, MemoryInfo*) = nullptr;
   int (*nvlink_state)(void*, unsigned, int*) = nullptr;
+  int (*p2p_status)(void*, void*, int, int*) = nullptr;
   int (*event_set)(void**) = nullptr;
   int (*free_event_set)(void*) = nullptr;
   int (*register_events)(void*, unsigned long long, void*) = nullptr;
@@ -75,7 +82,8 @@ class Nvml::Watch final : public FaultWatch {
       return absl::UnavailableError(absl::StrCat("NVML tells of no more faults (code ", code, ")"));
     }
     char uuid[kLongestText] = "";
-    if (IsOfAProgram(event.data) || functions_->uuid(event.gpu, uuid, kLongestText) != kSuccess) {
+    if (LeavesTheGpuUsable(event.data) ||
+        functions_->uuid(event.gpu, uuid, kLongestText) != kSuccess) {
       return GpuFault();
     }
     return GpuFault{uuid, event.data};
@@ -114,6 +122,7 @@ absl::StatusOr<const Nvml*> Nvml::OpenOnce() {
         absl::StrCat(kLibrary, " lacks a function that every driver since 2015 has: reinstall it"));
   }
   load("nvmlDeviceGetNvLinkState", &functions->nvlink_state);  // Optional: only names the link.
+  load("nvmlDeviceGetP2PStatus", &functions->p2p_status);      // As much.
   // Optional: without them faults are seen only by what they break.
   if (!load("nvmlEventSetCreate", &functions->event_set) ||
       !load("nvmlEventSetFree", &functions->free_event_set) ||
@@ -168,6 +177,17 @@ absl::StatusOr<NodeGpu> Nvml::Find(const std::string& uuid) const {
   NodeGpu read;
   if (functions_->by_uuid(uuid.c_str(), &gpu) == kSuccess && Read(gpu, &read)) return read;
   return DoesNotAnswer(uuid);
+}
+
+bool Nvml::AreJoinedByNvLink(const std::string& one, const std::string& other) const {
+  void* gpus[] = {nullptr, nullptr};
+  int status = 0;
+  if (functions_->p2p_status == nullptr || functions_->by_uuid(one.c_str(), &gpus[0]) != kSuccess ||
+      functions_->by_uuid(other.c_str(), &gpus[1]) != kSuccess ||
+      functions_->p2p_status(gpus[0], gpus[1], kByNvLink, &status) != kSuccess) {
+    return true;
+  }
+  return status == 0 || status == kStatusUnknown;
 }
 
 absl::StatusOr<std::unique_ptr<FaultWatch>> Nvml::WatchFaults() const {

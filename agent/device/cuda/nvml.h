@@ -30,8 +30,9 @@ struct GpuFault {
   uint64_t xid = 0;
 };
 
-// Hears of faults that end the GPU's usefulness. Not of those that a program brings about, such as
-// a page fault of its kernel (Xid 13, 31, 43, 45, 68, 109): the GPU serves the next program well.
+// Hears of faults that end the GPU's usefulness. Not of those that end one program, such as a page
+// fault of its kernel (Xid 31) or a copy over NVLink that its death cut off (137, 94), nor of what
+// only informs (63, 154): the GPU serves the next program well.
 class FaultWatch {
  public:
   virtual ~FaultWatch() = default;
@@ -52,6 +53,10 @@ class Nvml {
 
   // NotFound names the GPU when NVML does not know it or it does not answer.
   absl::StatusOr<NodeGpu> Find(const std::string& uuid) const;
+
+  // Whether NVLink joins the two, by a switch or a bridge. A GPU has links to some others and none
+  // to the rest where there is no switch. True where this NVML does not say.
+  bool AreJoinedByNvLink(const std::string& one, const std::string& other) const;
 
   // Faults from now on. Outlived by this object. Unimplemented: this driver does not tell.
   absl::StatusOr<std::unique_ptr<FaultWatch>> WatchFaults() const;

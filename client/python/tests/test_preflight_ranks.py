@@ -100,7 +100,7 @@ def test_of_gpus_nvml_tells_what_is_promised() -> None:
         **os.environ,
         "PYTHONPATH": str(PACKAGE),
         "LD_LIBRARY_PATH": str(FAKES),
-        "HYPERFRAMES_FAKE_GPUS": "2,linked",
+        "HYPERFRAMES_FAKE_GPUS": "2,nvlinks",
     }
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(ON_GPUS)],

@@ -49,7 +49,10 @@ std::string FakeUuid(int index) {
   return uuid;
 }
 
-std::string FakeMemoryName(int index) { return "fake-gpu-" + std::to_string(index); }
+std::string FakeMemoryName(int index) {
+  const char* const machine = getenv("HYPERFRAMES_FAKE_MACHINE");
+  return "fake-gpu-" + std::string(machine == nullptr ? "" : machine) + "-" + std::to_string(index);
+}
 
 long long FakeFreeBytes(int index) {
   const std::string mark = "/memfd:" + FakeMemoryName(index) + " (deleted)";

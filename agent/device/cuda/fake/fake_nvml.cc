@@ -12,11 +12,14 @@
 namespace {
 
 constexpr int kSuccess = 0;
+constexpr int kNotSupported = 3;
 constexpr int kNotFound = 6;
 constexpr int kTimeout = 10;
 constexpr int kUninitialized = 1;
-constexpr unsigned kLinks = 18;
-constexpr unsigned kNvLink4 = 6;
+constexpr unsigned kNvLinks = 18;
+constexpr unsigned kNvLink4 = 6;       // As NVML numbers versions.
+constexpr int kByNvLink = 2;           // NVML_P2P_CAPS_INDEX_NVLINK.
+constexpr int kNotSupportedThere = 5;  // NVML_P2P_STATUS_NOT_SUPPORTED.
 
 struct Memory {
   unsigned long long total, free, used;
@@ -76,15 +79,22 @@ int nvmlDeviceGetMemoryInfo(void* gpu, Memory* memory) {
   return kSuccess;
 }
 
-// Otherwise as of a driver that does not know NVLink.
 int nvmlDeviceGetNvLinkState(void* /*gpu*/, unsigned link, int* active) {
-  if (!hyperframes::FakeGpusAre("linked") || link >= kLinks) return kNotFound;
+  if (!hyperframes::FakeGpusAre("nvlinks") || link >= kNvLinks) return kNotSupported;
   *active = 1;
   return kSuccess;
 }
 
 int nvmlDeviceGetNvLinkVersion(void* /*gpu*/, unsigned /*link*/, unsigned* version) {
   *version = kNvLink4;
+  return kSuccess;
+}
+
+int nvmlDeviceGetP2PStatus(void* from, void* to, int capability, int* status) {
+  const bool are_apart =
+      hyperframes::FakeGpusAre("bridges") && IndexOf(from) / 2 != IndexOf(to) / 2;
+  const bool has_links = hyperframes::FakeGpusAre("nvlinks");
+  *status = capability == kByNvLink && (are_apart || !has_links) ? kNotSupportedThere : 0;
   return kSuccess;
 }
 
