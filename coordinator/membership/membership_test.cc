@@ -263,8 +263,9 @@ TEST_F(MeasuredWays, AreBoundedAndTheOldestGoes) {
   for (int i = 0; i <= MeasuredNetworks::kMost; ++i) {
     ASSERT_TRUE(Report("n" + std::to_string(i), 1e8, i == 7 ? 100 : 0).ok());
   }
-  ASSERT_EQ(Info().network_measured_size(), MeasuredNetworks::kMost);
-  for (const auto& measured : Info().network_measured()) EXPECT_NE(measured.node(), "n7");
+  const v1::NodeInfo info = Info();
+  ASSERT_EQ(info.network_measured_size(), MeasuredNetworks::kMost);
+  for (const auto& measured : info.network_measured()) EXPECT_NE(measured.node(), "n7");
 }
 
 TEST_F(MeasuredWays, ThatCannotBeAreRefused) {

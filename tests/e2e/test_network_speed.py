@@ -14,12 +14,14 @@ import pytest
 from local_cluster import LocalCluster, Node, wait_until
 from two_nodes import GPUS, finish, hfctl, nodes_of, worker_job
 
-# As fast as memory, so that a plan borrows over it at once; a step's frames take seconds.
+# As fast as memory, so that a plan borrows over it at once; a step's frames take half a minute, of
+# which a step on a slow machine hides a part.
 TOLD = 1_000_000_000_000
-CARRIES = "4MB"
+CARRIES = "1MB"
 SLOW = {
     "host-bytes": "0B",
     "network-bandwidth": str(TOLD),
+    "network-latency": "1us",
     "simulated-network-bandwidth": CARRIES,
 }
 BUDGET = ("--activation-budget", "5MiB")
@@ -68,10 +70,10 @@ def test_a_plan_goes_by_what_the_network_carried_and_not_by_what_it_was_said_to(
     assert figure["node"] == other
     assert 0 < float(figure["bytes_per_second"]) < TOLD / 1000
 
-    # The same job again, on whichever node: recomputing is quicker than such a network.
+    # The same job again, on whichever node: recomputing is quicker than such a network, but for
+    # what it carries while the step computes anyway.
     knows, _ = train("knows")
-    assert knows["peer_bytes"] == [0]
-    assert knows["stats"]["leases"] == []
+    assert knows["peer_bytes"][0] < believes["peer_bytes"][0] / 2
     assert plain["digests"] == believes["digests"] == knows["digests"]
 
     table = hfctl(slow, "nodes")
