@@ -26,6 +26,7 @@ double RateDuring(const TrafficWindow& one, const std::deque<TrafficWindow>& all
 // The median; of two in the middle the lower.
 double MedianRate(const std::deque<TrafficWindow>& windows) {
   std::vector<double> rates;
+  rates.reserve(windows.size());
   for (const TrafficWindow& window : windows) rates.push_back(RateDuring(window, windows));
   const auto middle = rates.begin() + static_cast<std::ptrdiff_t>((rates.size() - 1) / 2);
   std::nth_element(rates.begin(), middle, rates.end());

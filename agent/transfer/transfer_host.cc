@@ -28,7 +28,10 @@ void ForgetExpired(std::map<std::string, std::weak_ptr<Value>>* values) {
 
 TransferHost::TransferHost(TransferHostOptions options, UniqueFd socket, Device* device,
                            TransportMaker* transports)
-    : options_(options), socket_(std::move(socket)), device_(device), transports_(transports) {}
+    : options_(std::move(options)),
+      socket_(std::move(socket)),
+      device_(device),
+      transports_(transports) {}
 
 TransferHost::~TransferHost() = default;
 
