@@ -39,8 +39,12 @@ absl::Status Run(const AgentFlags& flags, ShutdownSignal* shutdown) {
                                       /*real=*/machine->backend() != "host"));
   NodeOptions node_options = NodeOptionsOf(flags, *machine);
   if (machine->backend() == "host") {
-    node_options.network_bandwidth = static_cast<Bytes>(network.bytes_per_second());
+    node_options.network_bandwidth = flags.simulated_network_bandwidth > 0
+                                         ? flags.simulated_network_bandwidth
+                                         : static_cast<Bytes>(network.bytes_per_second());
   }
+  node_options.network_promised = network.bytes_per_second();
+  node_options.network_kind = network.kind();
   HF_ASSIGN_OR_RETURN(const auto node, Node::Create(std::move(node_options), std::move(machine)));
 
   EpochFence fence;

@@ -2,8 +2,10 @@
 // node is wanted or given, and it ends with the last of them.
 #include <glog/logging.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <functional>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "agent/transfer/agent_leases.h"
 #include "agent/transfer/far_server.h"
 #include "agent/transfer/nccl/transfer_backend.h"
+#include "agent/transfer/traffic_meter.h"
 #include "agent/transfer/transfer_host.h"
 #include "common/config.h"
 #include "common/exit_code.h"
@@ -33,6 +36,7 @@ struct TransferFlags {
   std::string listen_address = "127.0.0.1:0";
   int64_t worker_descriptor = -1;
   int64_t lifeline = -1;
+  int64_t traffic_descriptor = -1;
   Bytes credit = 256 * kMiB;
 };
 
@@ -53,6 +57,14 @@ void EndWithLifeline(int lifeline, int stop, const FarServer& server, ShutdownSi
   }
 }
 
+// Tells whoever reads the other end of how fast frames go. A reader that is gone, or too slow, does
+// not hear of it: nothing here may wait for it.
+void TellTraffic(int descriptor, const TrafficWindow& window) {
+  const std::string line = WriteWindow(window);
+  // Shorter than PIPE_BUF: all of it or nothing, and never between another one's.
+  if (write(descriptor, line.data(), line.size()) < 0) VLOG(1) << "nobody reads: " << line;
+}
+
 absl::Status Run(const TransferFlags& flags, ShutdownSignal* shutdown) {
   if (flags.agent_socket.empty() == (flags.worker_descriptor < 0)) {
     return absl::InvalidArgumentError(
@@ -64,6 +76,10 @@ absl::Status Run(const TransferFlags& flags, ShutdownSignal* shutdown) {
     TransferHostOptions host;
     host.deadline = deadline;
     host.credit = flags.credit;
+    if (const int told = static_cast<int>(flags.traffic_descriptor); told >= 0) {
+      signal(SIGPIPE, SIG_IGN);
+      host.on_traffic = [told](const TrafficWindow& window) { TellTraffic(told, window); };
+    }
     return TransferHost(host, UniqueFd(static_cast<int>(flags.worker_descriptor)),
                         backend->device(), backend->transports())
         .Run();
@@ -98,6 +114,9 @@ void AddFlags(TransferFlags* flags, Config* config) {
   config->AddString(&flags->listen_address, "listen-address", "where other nodes connect");
   config->AddInt(&flags->worker_descriptor, "worker-descriptor", -1, 1 << 20,
                  "use other nodes, for the training process behind this inherited socket");
+  config->AddInt(&flags->traffic_descriptor, "traffic-descriptor", -1, 1 << 20,
+                 "with --worker-descriptor: an inherited pipe that does not block, which is told "
+                 "how fast frames go to and from other nodes");
   config->AddBytes(&flags->backend.bandwidth, "bandwidth",
                    "bytes/s of a simulated network, each way; 0 = as fast as memory");
   config->AddDuration(&flags->backend.deadline, "deadline", "how long a peer may be silent");

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from local_cluster import ROOT, LocalCluster, Node
+from local_cluster import ROOT, LocalCluster, Node, binary
 
 WORKER = str(ROOT / "tests" / "cluster_worker.py")
 PATHS = os.pathsep.join(str(ROOT / part) for part in ("client/python", "tests"))
@@ -49,6 +50,13 @@ def nodes_of(job: dict[str, Any]) -> tuple[str, str]:
     """The node of the job's rank, and the other one."""
     own = str(job["workers"][0]["node"])
     return own, "a" if own == "b" else "b"
+
+
+def hfctl(cluster: LocalCluster, *arguments: str) -> str:
+    """What it prints; it has to succeed."""
+    command = [str(binary("client/cli:hfctl")), "--coordinator", cluster.address, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout
 
 
 def transfer_pids(cluster: LocalCluster, node: str) -> list[int]:

@@ -78,6 +78,9 @@ void AddAgentFlags(AgentFlags* flags, Config* config) {
   config->AddString(&flags->network_bandwidth, "network-bandwidth",
                     "bytes/s of frames to and from other nodes, each way; 'auto': what the fastest "
                     "network promises; 'off': no frame leaves or enters this node");
+  config->AddBytes(&flags->simulated_network_bandwidth, "simulated-network-bandwidth",
+                   "bytes/s that simulated GPUs' network really carries, each way; 0 = what "
+                   "--network-bandwidth says");
   config->AddDuration(&flags->network_latency, "network-latency",
                       "of one copy to or from another node");
   config->AddOptionalBytes(&flags->reserve_bytes, "reserve-bytes",

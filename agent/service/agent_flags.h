@@ -32,6 +32,7 @@ struct AgentFlags {
   Bytes peer_bandwidth = 0;
   Bytes host_bandwidth = 0;
   std::string network_bandwidth = kNoNetwork;
+  Bytes simulated_network_bandwidth = 0;
   absl::Duration network_latency = absl::Microseconds(50);
   absl::optional<Bytes> reserve_bytes;
   int64_t keep_ended_workers = 256;

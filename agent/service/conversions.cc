@@ -67,6 +67,15 @@ absl::StatusOr<LeaseRecord> FromProto(const v1::PrepareLeaseRequest& request) {
   return record;
 }
 
+v1::NetworkMeasurement ToProto(const NetworkFigure& figure) {
+  v1::NetworkMeasurement measured;
+  measured.set_node(figure.node);
+  measured.set_bytes_per_second(figure.bytes_per_second);
+  measured.set_age_s(absl::ToDoubleSeconds(figure.age));
+  measured.set_bytes(figure.bytes);
+  return measured;
+}
+
 std::vector<v1::GpuInfo> GpusOf(Node* node) {
   std::map<std::string, DeviceUsage> usage;
   for (const DeviceUsage& device : node->leases()->Usage()) usage[device.device] = device;

@@ -16,6 +16,7 @@ namespace hyperframes {
 // Never carries the token.
 v1::LeaseReport ToProto(const LeaseRecord& record);
 v1::WorkerReport ToProto(const WorkerInfo& info, const CountersReading& counters);
+v1::NetworkMeasurement ToProto(const NetworkFigure& figure);
 // InvalidArgument: a tier that no lease can have.
 absl::StatusOr<LeaseRecord> FromProto(const v1::PrepareLeaseRequest& request);
 

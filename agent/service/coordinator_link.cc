@@ -210,6 +210,9 @@ void CoordinatorLink::FillInventory(Request* request, std::vector<LeaseRecord>* 
   for (const WorkerInfo& worker : node_->Workers()) {
     *request->add_workers() = ToProto(worker, node_->counters().Of(worker.spec.worker_id));
   }
+  for (const NetworkFigure& figure : node_->network()->Figures()) {
+    *request->add_network_measured() = ToProto(figure);
+  }
 }
 
 // The answer proves that the ends in `request` have arrived.

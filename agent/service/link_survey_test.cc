@@ -180,6 +180,9 @@ TEST(ReadNetworks, NamesFabricsByTheirLinkLayerAndLeavesOutWhatIsNoHardware) {
   EXPECT_EQ(described->bytes_per_second(), 50e9) << "the fastest that is up";
   EXPECT_EQ(described->kind(), "infiniband");
   EXPECT_GT(described->transfer_bytes(), 0);
+  EXPECT_EQ(DescribeNetwork("1GB", absl::ZeroDuration(), /*real=*/true, root)->kind(),
+            described->kind())
+      << "the operator says how fast it is, and not what";
   const auto none = DescribeNetwork("auto", absl::ZeroDuration(), true, root + "/nowhere");
   EXPECT_TRUE(absl::IsNotFound(none.status())) << none.status();
   EXPECT_EQ(system(("rm -rf " + root).c_str()), 0);

@@ -15,8 +15,8 @@ constexpr const char* kAuto = "auto";
 // A context and two communicators for each of a few leases. An allowance, not a measurement.
 constexpr Bytes kTransferBytesOnCuda = kGiB;
 
-absl::StatusOr<NetworkDevice> FastestUp(const std::string& sysfs) {
-  const std::vector<NetworkDevice> all = ReadNetworks(sysfs);
+// Of those that are up; null: none is.
+const NetworkDevice* FastestOf(const std::vector<NetworkDevice>& all) {
   const NetworkDevice* fastest = nullptr;
   for (const NetworkDevice& device : all) {
     if (device.state != "ACTIVE" && device.state != "up") continue;
@@ -24,6 +24,12 @@ absl::StatusOr<NetworkDevice> FastestUp(const std::string& sysfs) {
       fastest = &device;
     }
   }
+  return fastest;
+}
+
+absl::StatusOr<NetworkDevice> FastestUp(const std::string& sysfs) {
+  const std::vector<NetworkDevice> all = ReadNetworks(sysfs);
+  const NetworkDevice* const fastest = FastestOf(all);
   if (fastest != nullptr && fastest->bytes_per_second > 0) return *fastest;
   return absl::NotFoundError(
       absl::StrCat("--network-bandwidth=auto: none of the ", all.size(), " networks under ", sysfs,
@@ -51,7 +57,9 @@ absl::StatusOr<v1::NetworkProfile> DescribeNetwork(const std::string& bandwidth,
                                                    ": wanted bytes/s like 20GB, 'auto' or 'off'"));
   }
   network.set_bytes_per_second(static_cast<double>(*given));
-  network.set_kind(real ? "network" : "simulated");
+  const std::vector<NetworkDevice> all = ReadNetworks(sysfs);
+  const NetworkDevice* const fastest = FastestOf(all);
+  network.set_kind(!real ? "simulated" : fastest == nullptr ? "network" : fastest->kind);
   return network;
 }
 

@@ -15,7 +15,8 @@ namespace hyperframes {
 constexpr const char* kNoNetwork = "off";
 
 // `bandwidth` is "off", bytes/s ("20GB"), or "auto": what the fastest network that is up promises
-// by its name in `sysfs`, which is nobody's measurement. `real`: with real GPUs, of which
+// by its name in `sysfs`, which is nobody's measurement. That one also says of what kind
+// the network is, whoever gave the figure. `real`: with real GPUs, of which
 // hftransfer keeps a context and its communicators. InvalidArgument: none of the three; NotFound:
 // "auto", and no network is up.
 absl::StatusOr<v1::NetworkProfile> DescribeNetwork(const std::string& bandwidth,

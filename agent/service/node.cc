@@ -78,6 +78,9 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Create(NodeOptions options,
   transfers.backend = node->machine_->backend();
   transfers.agent_socket = server.socket_path;
   transfers.bandwidth = o.network_bandwidth;
+  transfers.on_traffic = [table = node->network()](const TrafficWindow& window) {
+    table->Add(window);
+  };
   node->transfers_ = std::make_unique<TransferChildren>(std::move(transfers));
   SupervisorOptions supervisor;
   supervisor.run_directory = o.run_directory;
@@ -270,6 +273,11 @@ NodeSample Node::Sample() {
     ++sample.workers_by_state[StateLabel(info.status.state)];
     if (info.status.state == WorkerState::kExited) continue;
     sample.jobs.push_back({info.spec.job_id, info.spec.worker_id, info.spec.gpu});
+  }
+  sample.network_kind = options_.network_kind;
+  sample.network_promised = options_.network_promised;
+  for (const NetworkFigure& figure : network_.Figures()) {
+    sample.network_measured[figure.node] = figure.bytes_per_second;
   }
   const DescriptorServer::Counters channel = server_->counters();
   sample.mappings_opened = channel.mappings_opened;

@@ -19,6 +19,7 @@
 #include "agent/supervisor/supervisor.h"
 #include "agent/telemetry/exporter.h"
 #include "agent/telemetry/worker_counters.h"
+#include "agent/transfer/network_table.h"
 #include "agent/transfer/transfer_children.h"
 #include "common/mutex.h"
 
@@ -29,8 +30,12 @@ struct NodeOptions {
   std::string run_directory;
   std::string transfer_path;  // hftransfer; empty: beside hfshim.
   std::string shim_path;
-  Bytes reserve_bytes = 0;      // Of each GPU; never lent.
-  Bytes network_bandwidth = 0;  // Of simulated GPUs' nodes, each way; 0: as fast as memory.
+  Bytes reserve_bytes = 0;  // Of each GPU; never lent.
+  // What the network of simulated GPUs' nodes carries each way; 0: as fast as memory.
+  Bytes network_bandwidth = 0;
+  // What --network-bandwidth promises, and of what kind; empty: frames stay on the node.
+  double network_promised = 0;
+  std::string network_kind;
   // See SupervisorOptions.
   size_t most_ended_kept = SupervisorOptions().most_ended_kept;
   absl::Duration ended_kept_for = SupervisorOptions().ended_kept_for;
@@ -55,6 +60,7 @@ class Node final : public DescriptorServerObserver {
   std::vector<WorkerInfo> Workers() const;
   PortHolder* ports() { return &ports_; }
   TransferChildren* transfers() { return transfers_.get(); }
+  NetworkTable* network() { return &network_; }
   const WorkerCounters& counters() const { return counters_; }
   // As Supervisor::Acknowledge, and lets go of their counters.
   void Acknowledge(const std::vector<std::string>& worker_ids);
@@ -89,6 +95,7 @@ class Node final : public DescriptorServerObserver {
   const NodeOptions options_;
   PortHolder ports_{MonotonicClock()};
   WorkerCounters counters_;
+  NetworkTable network_{MonotonicClock()};
   const std::unique_ptr<GpuMachine> machine_;
   std::unique_ptr<LeaseRecords> records_;
   std::unique_ptr<LeaseTable> leases_;

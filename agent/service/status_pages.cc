@@ -66,15 +66,30 @@ Json Links(const LinkSurvey& survey) {
 Json Networks() {
   Json networks = Json::array();
   for (const NetworkDevice& device : ReadNetworks()) {
-    networks.push_back({{"name", device.name}, {"kind", device.kind}, {"state", device.state}});
+    networks.push_back({{"name", device.name},
+                        {"kind", device.kind},
+                        {"state", device.state},
+                        {"promised_bytes_per_second", device.bytes_per_second}});
   }
   return networks;
+}
+
+Json MeasuredNetwork(NetworkTable* table) {
+  Json measured = Json::array();
+  for (const NetworkFigure& figure : table->Figures()) {
+    measured.push_back({{"node", figure.node},
+                        {"bytes_per_second", figure.bytes_per_second},
+                        {"age_s", absl::ToDoubleSeconds(figure.age)},
+                        {"bytes", figure.bytes}});
+  }
+  return measured;
 }
 
 HttpResponse Status(Node* node, const CoordinatorLink* link, const LinkSurvey* survey) {
   Json page = {{"node", node->options().name}, {"worker_socket", node->worker_socket()}};
   page["backend"] = node->machine()->backend();
   page["networks"] = Networks();
+  page["network_measured"] = MeasuredNetwork(node->network());
   if (survey != nullptr) page["links"] = Links(*survey);
   page["registered"] = link != nullptr && link->state().registered;
   page["coordinator_error"] = link == nullptr ? "" : link->state().last_error;

@@ -145,6 +145,19 @@ std::map<std::string, int64_t> FromZero(std::map<std::string, int64_t> counts,
   return counts;
 }
 
+// `peer` and not `node`: a scrape adds its own label of that name.
+void AddNetwork(const NodeSample& sample, Families* families) {
+  if (sample.network_kind.empty()) return;
+  families->Gauge("network_promised_bytes_per_second",
+                  "What frames to and from other nodes were said to get, each way.",
+                  {{"kind", sample.network_kind}}, sample.network_promised);
+  for (const auto& [peer, rate] : sample.network_measured) {
+    families->Gauge("network_measured_bytes_per_second",
+                    "What frames to and from the other node really got, the slower way.",
+                    {{"peer", peer}}, rate);
+  }
+}
+
 }  // namespace
 
 double WaterLevel(const DeviceSample& device, const CountersReading& counters) {
@@ -185,6 +198,7 @@ std::string ExportMetrics(const NodeSample& sample) {
     families.Gauge("links_unmeasured", "Paths that no plan uses, for they were not measured.",
                    {{"reason", reason}}, count);
   }
+  AddNetwork(sample, &families);
   families.Gauge("registered", "1 while the coordinator knows this agent.", {},
                  sample.registered ? 1 : 0);
   // Not heartbeat_gap_seconds: that is the coordinator's histogram, and a name has one type.

@@ -28,8 +28,8 @@ struct JobSample {
   std::string uuid;
 };
 
-// Values of one moment. Labels: uuid, tier, direction, reason, state; job identity on
-// hyperframes_job_info alone.
+// Values of one moment. Labels: uuid, tier, direction, reason, state, kind, peer (another node);
+// job identity on hyperframes_job_info alone.
 struct NodeSample {
   std::vector<DeviceSample> devices;
   std::map<std::string, CountersReading> counters_by_gpu;
@@ -43,6 +43,9 @@ struct NodeSample {
   int64_t mappings_closed = 0;
   int64_t links_measured = 0;
   std::map<std::string, int64_t> links_unmeasured;  // By reason; a bounded set.
+  std::string network_kind;     // "infiniband", "roce", "ethernet", ...; empty: no network is used.
+  double network_promised = 0;  // Bytes per second.
+  std::map<std::string, double> network_measured;  // By the other node; at most 64.
   bool registered = false;
   double heartbeat_gap_s = 0;  // Since the last answered heartbeat.
 };

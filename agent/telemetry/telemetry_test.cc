@@ -160,6 +160,19 @@ TEST(ExportMetrics, TellsMicroBatchesByStageAndAZeroBeforeTheFirst) {
                               "stage=\"2\"} 0.25\n"));
 }
 
+TEST(ExportMetrics, TellsWhatTheNetworkPromisesAndWhatItGives) {
+  NodeSample sample;
+  EXPECT_THAT(ExportMetrics(sample), Not(HasSubstr("hyperframes_network")));
+  sample.network_kind = "roce";
+  sample.network_promised = 5e10;
+  sample.network_measured = {{"b", 2e9}};
+  const std::string text = ExportMetrics(sample);
+  EXPECT_THAT(
+      text, HasSubstr("hyperframes_network_promised_bytes_per_second{kind=\"roce\"} 50000000000"));
+  EXPECT_THAT(text,
+              HasSubstr("hyperframes_network_measured_bytes_per_second{peer=\"b\"} 2000000000"));
+}
+
 TEST(ExportMetrics, ForgetsAJobWithItsWorkers) {
   NodeSample sample;
   sample.jobs = {{"job", "job-0-0", "SIM-a-0"}};

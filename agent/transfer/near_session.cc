@@ -153,7 +153,8 @@ absl::Status NearSession::RunPuts() {
       MutexLock lock(&mutex_);
       // Nobody was waiting for the peer before now.
       if (unstored_.empty()) last_progress_ = MonotonicClock()->Now();
-      unstored_.push_back({command.sequence, command.bytes});
+      unstored_.push_back({command.sequence, command.bytes,
+                           has_bytes ? Crossing(options_.meter, Direction::kOut) : Crossing()});
     }
     HF_RETURN_IF_ERROR(Put(command));
     PostWord(&page_->put_sent, command.sequence);
@@ -168,7 +169,11 @@ absl::Status NearSession::Put(const TransferCommand& command) {
   message.fill = command.fill;
   HF_RETURN_IF_ERROR(WritePeerMessage(puts_.socket.get(), message));
   if (!has_bytes) return absl::OkStatus();
-  return puts_.transport->Send(staging_->data() + command.staging, command.bytes);
+  // Stored may be heard before this end is through with it.
+  Crossing sending(options_.meter, Direction::kOut);
+  HF_RETURN_IF_ERROR(puts_.transport->Send(staging_->data() + command.staging, command.bytes));
+  sending.Arrived(0);
+  return absl::OkStatus();
 }
 
 absl::Status NearSession::RunStored() {
@@ -190,6 +195,7 @@ absl::Status NearSession::RunStored() {
       continue;
     }
     Bytes stored = 0;
+    Crossing crossing;
     {
       MutexLock lock(&mutex_);
       last_progress_ = MonotonicClock()->Now();
@@ -200,8 +206,10 @@ absl::Status NearSession::RunStored() {
                                                 ", which was not sent"));
       }
       stored = unstored_.front().bytes;
+      crossing = std::move(unstored_.front().crossing);
       unstored_.pop_front();
     }
+    crossing.Arrived(stored);
     credits_->GiveBack(stored);
     PostWord(&page_->put_stored, message.sequence);
   }
@@ -222,7 +230,8 @@ absl::Status NearSession::Request(const TransferCommand& command) {
       MakePeerMessage(PeerMessageType::kFetch, command.sequence, command.slot, command.bytes));
 }
 
-absl::Status NearSession::ReceiveFetched(const TransferCommand& command) {
+absl::Status NearSession::ReceiveFetched(Requested* requested) {
+  const TransferCommand& command = requested->command;
   HF_ASSIGN_OR_RETURN(const PeerMessage message, ReadPeerMessage(fetches_.socket.get()));
   if (message.type != static_cast<uint16_t>(PeerMessageType::kFetched) ||
       message.sequence != command.sequence || message.bytes != command.bytes) {
@@ -232,6 +241,7 @@ absl::Status NearSession::ReceiveFetched(const TransferCommand& command) {
   }
   HF_RETURN_IF_ERROR(
       fetches_.transport->Receive(staging_->data() + command.staging, command.bytes));
+  requested->crossing.Arrived(command.bytes);
   fetching_ -= command.bytes;
   credits_->GiveBack(command.bytes);
   PostWord(&page_->fetch_done, command.sequence);
@@ -240,7 +250,7 @@ absl::Status NearSession::ReceiveFetched(const TransferCommand& command) {
 
 absl::Status NearSession::RunFetches() {
   const auto over = [this] { return Over(); };
-  std::deque<TransferCommand> requested;
+  std::deque<Requested> requested;
   TransferCommand next;
   bool has_next = false;
   while (!Over()) {
@@ -251,7 +261,7 @@ absl::Status NearSession::RunFetches() {
     }
     // What waits for a word must not keep a reload waiting that is on its way already.
     if (has_next && !requested.empty() && !MayRequest(next)) {
-      HF_RETURN_IF_ERROR(ReceiveFetched(requested.front()));
+      HF_RETURN_IF_ERROR(ReceiveFetched(&requested.front()));
       requested.pop_front();
       continue;
     }
@@ -265,14 +275,14 @@ absl::Status NearSession::RunFetches() {
       const auto gives_up = [&] { return Over() || !requested.empty(); };
       if (credits_->Take(next.bytes, gives_up)) {
         fetching_ += next.bytes;
+        requested.push_back({next, Crossing(options_.meter, Direction::kIn)});
         HF_RETURN_IF_ERROR(Request(next));
-        requested.push_back(next);
         has_next = false;
         continue;
       }
     }
     if (requested.empty()) continue;
-    HF_RETURN_IF_ERROR(ReceiveFetched(requested.front()));
+    HF_RETURN_IF_ERROR(ReceiveFetched(&requested.front()));
     requested.pop_front();
   }
   return absl::OkStatus();

@@ -19,6 +19,7 @@
 #include "agent/transfer/credits.h"
 #include "agent/transfer/peer_wire.h"
 #include "agent/transfer/tcp/tcp_socket.h"
+#include "agent/transfer/traffic_meter.h"
 #include "agent/transfer/transfer_page.h"
 #include "agent/transfer/transport_maker.h"
 #include "common/mutex.h"
@@ -36,6 +37,7 @@ struct NearSessionOptions {
   absl::Duration deadline = absl::Seconds(10);
   std::function<void()> on_revoked;  // Told, by a thread of the session, when it is asked back.
   WordWriter words = WordWriter::kPosts;  // kSilent: the training process's words come from a GPU.
+  std::shared_ptr<TrafficMeter> meter;    // Of the far side's node; null: nothing is measured.
 };
 
 // Thread-safe.
@@ -70,9 +72,13 @@ class NearSession {
   absl::Status Put(const TransferCommand& command);
   absl::Status RunStored();
   absl::Status RunFetches();
+  struct Requested {
+    TransferCommand command;
+    Crossing crossing;
+  };
   bool MayRequest(const TransferCommand& command) const;
   absl::Status Request(const TransferCommand& command);
-  absl::Status ReceiveFetched(const TransferCommand& command);
+  absl::Status ReceiveFetched(Requested* requested);
 
   const NearSessionOptions options_;
   const std::unique_ptr<Memory> page_memory_;
@@ -91,6 +97,7 @@ class NearSession {
   struct Unstored {
     uint32_t sequence;
     Bytes bytes;
+    Crossing crossing;  // Empty for a fill.
   };
   std::deque<Unstored> unstored_ HF_GUARDED_BY(mutex_);
   absl::Time last_progress_ HF_GUARDED_BY(mutex_);

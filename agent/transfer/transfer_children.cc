@@ -22,6 +22,7 @@ namespace {
 
 constexpr const char* kReady = "hftransfer ready: address=";
 constexpr size_t kLongestLine = 256;
+constexpr int kMostReads = 32;  // Of one near one in a Tick: twice what its pipe holds.
 
 // Up to the end of a line, of the stream, or of time.
 std::string ReadLine(int descriptor, absl::Duration patience) {
@@ -123,14 +124,48 @@ absl::StatusOr<UniqueFd> TransferChildren::StartNear(const std::string& gpu) {
   }
   UniqueFd ours(ends[0]);
   const UniqueFd theirs(ends[1]);
+  int pipe[2];
+  if (pipe2(pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
+    return absl::ResourceExhaustedError("no pipe left for hftransfer");
+  }
+  Near near;
+  near.traffic.reset(pipe[0]);
+  const UniqueFd tells(pipe[1]);
   HF_ASSIGN_OR_RETURN(const pid_t pid, Start({"--gpu", gpu, "--worker-descriptor", "3",
+                                              "--traffic-descriptor", absl::StrCat(STDOUT_FILENO),
                                               "--bandwidth", absl::StrCat(options_.bandwidth)},
-                                             theirs.get(), /*output=*/-1));
-  near_.insert(pid);
+                                             theirs.get(), tells.get()));
+  near_.emplace(pid, std::move(near));
   return ours;
 }
 
+void TransferChildren::ReadTraffic(Near* near, std::vector<TrafficWindow>* windows) {
+  char buffer[4096];
+  for (int reads = 0; reads < kMostReads; ++reads) {
+    const ssize_t got = read(near->traffic.get(), buffer, sizeof(buffer));
+    if (got <= 0) return;
+    near->unfinished.append(buffer, static_cast<size_t>(got));
+    size_t begin = 0;
+    for (size_t end; (end = near->unfinished.find('\n', begin)) != std::string::npos;) {
+      absl::optional<TrafficWindow> window =
+          ReadWindow(near->unfinished.substr(begin, end - begin));
+      if (window.has_value()) windows->push_back(*std::move(window));
+      begin = end + 1;
+    }
+    near->unfinished.erase(0, begin);
+    if (near->unfinished.size() > kLongestLine) near->unfinished.clear();
+  }
+}
+
 void TransferChildren::Tick(const std::set<std::string>& live) {
+  std::vector<TrafficWindow> windows;
+  EndIdle(live, &windows);
+  if (!options_.on_traffic) return;
+  for (const TrafficWindow& window : windows) options_.on_traffic(window);
+}
+
+void TransferChildren::EndIdle(const std::set<std::string>& live,
+                               std::vector<TrafficWindow>* windows) {
   MutexLock lock(&mutex_);
   for (auto it = far_.begin(); it != far_.end();) {
     Far& far = it->second;
@@ -147,8 +182,14 @@ void TransferChildren::Tick(const std::set<std::string>& live) {
     if (!ended) ending_.insert(far.pid);
     it = far_.erase(it);  // With its lifeline: it ends by itself, after its last peer.
   }
-  for (std::set<pid_t>* const set : {&near_, &ending_}) {
-    for (auto it = set->begin(); it != set->end();) it = HasEnded(*it) ? set->erase(it) : ++it;
+  for (auto it = near_.begin(); it != near_.end();) {
+    // First its end, then its last words: nothing follows them.
+    const bool ended = HasEnded(it->first);
+    ReadTraffic(&it->second, windows);
+    it = ended ? near_.erase(it) : ++it;
+  }
+  for (auto it = ending_.begin(); it != ending_.end();) {
+    it = HasEnded(*it) ? ending_.erase(it) : ++it;
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "agent/transfer/traffic_meter.h"
 #include "common/mutex.h"
 #include "common/unique_fd.h"
 #include "common/units.h"
@@ -27,6 +29,7 @@ struct TransferChildrenOptions {
   absl::Duration start_deadline = absl::Seconds(20);  // Until a serving one is ready.
   Bytes bandwidth = 0;  // Each worker's, to other nodes, on simulated GPUs; 0: as fast as memory.
   size_t most_near = 256;
+  std::function<void(const TrafficWindow&)> on_traffic;  // May be null. Told by Tick.
 };
 
 // Thread-safe.
@@ -45,8 +48,8 @@ class TransferChildren {
   // Unavailable, ResourceExhausted. Does not wait for it.
   absl::StatusOr<UniqueFd> StartNear(const std::string& gpu) HF_EXCLUDES(mutex_);
 
-  // Ends the far ones none of whose leases is in `live`, the node's leases, and forgets those that
-  // have ended. Call about every second.
+  // Ends the far ones none of whose leases is in `live`, the node's leases, forgets those that have
+  // ended, and passes on what the near ones tell of their traffic. Call about every second.
   void Tick(const std::set<std::string>& live) HF_EXCLUDES(mutex_);
 
   // True while one of the serving ones was asked for this lease: it passes revocations on.
@@ -66,6 +69,14 @@ class TransferChildren {
     bool asked_for = false;  // Since the last Tick, whose list may be older than the lease.
   };
 
+  struct Near {
+    UniqueFd traffic;  // The end that is read.
+    std::string unfinished;
+  };
+
+  void ReadTraffic(Near* near, std::vector<TrafficWindow>* windows) HF_REQUIRES(mutex_);
+  void EndIdle(const std::set<std::string>& live, std::vector<TrafficWindow>* windows)
+      HF_EXCLUDES(mutex_);
   absl::StatusOr<pid_t> Start(const std::vector<std::string>& arguments, int inherited, int output);
   absl::StatusOr<Far> StartFar(const std::string& device);
 
@@ -73,7 +84,7 @@ class TransferChildren {
   Mutex start_mutex_ HF_ACQUIRED_BEFORE(mutex_);  // Held while a far one starts.
   mutable Mutex mutex_;
   std::map<std::string, Far> far_ HF_GUARDED_BY(mutex_);  // By device.
-  std::set<pid_t> near_ HF_GUARDED_BY(mutex_);
+  std::map<pid_t, Near> near_ HF_GUARDED_BY(mutex_);
   std::set<pid_t> ending_ HF_GUARDED_BY(mutex_);  // Let go, not yet reaped.
 };
 

@@ -10,14 +10,28 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/device/host/host_memory.h"
+#include "common/clock.h"
 #include "common/listen_address.h"
 #include "common/status_macros.h"
 
 namespace hyperframes {
+namespace {
+
+template <typename Value>
+void ForgetExpired(std::map<std::string, std::weak_ptr<Value>>* values) {
+  for (auto it = values->begin(); it != values->end();) {
+    it = it->second.expired() ? values->erase(it) : ++it;
+  }
+}
+
+}  // namespace
 
 TransferHost::TransferHost(TransferHostOptions options, UniqueFd socket, Device* device,
                            TransportMaker* transports)
-    : options_(options), socket_(std::move(socket)), device_(device), transports_(transports) {}
+    : options_(std::move(options)),
+      socket_(std::move(socket)),
+      device_(device),
+      transports_(transports) {}
 
 TransferHost::~TransferHost() = default;
 
@@ -112,6 +126,7 @@ absl::Status TransferHost::Open(const WireMessage& request) {
   HF_ASSIGN_OR_RETURN(options.address, ParseHostPort(where.substr(bar + 1)));
   options.lease_bytes = request.bytes;
   options.deadline = options_.deadline;
+  options.meter = MeterFor(options.node);
   options.words =
       device_->description().backend == "host" ? WordWriter::kPosts : WordWriter::kSilent;
   const auto lost = [this, id = options.lease_id](const absl::Status& why) {
@@ -142,10 +157,20 @@ absl::Status TransferHost::Open(const WireMessage& request) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<Credits> TransferHost::CreditsFor(const HostPort& address) {
-  for (auto it = credits_.begin(); it != credits_.end();) {
-    it = it->second.expired() ? credits_.erase(it) : ++it;
+std::shared_ptr<TrafficMeter> TransferHost::MeterFor(const std::string& node) {
+  if (!options_.on_traffic || !IsNodeName(node)) return nullptr;
+  ForgetExpired(&meters_);
+  std::weak_ptr<TrafficMeter>& known = meters_[node];
+  std::shared_ptr<TrafficMeter> meter = known.lock();
+  if (meter == nullptr) {
+    meter = std::make_shared<TrafficMeter>(node, MonotonicClock(), options_.on_traffic);
+    known = meter;
   }
+  return meter;
+}
+
+std::shared_ptr<Credits> TransferHost::CreditsFor(const HostPort& address) {
+  ForgetExpired(&credits_);
   std::weak_ptr<Credits>& known = credits_[FormatHostPort(address)];
   std::shared_ptr<Credits> credits = known.lock();
   if (credits == nullptr) {

@@ -4,6 +4,7 @@
 #ifndef HYPERFRAMES_AGENT_TRANSFER_TRANSFER_HOST_H_
 #define HYPERFRAMES_AGENT_TRANSFER_TRANSFER_HOST_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include "agent/device/device.h"
 #include "agent/transfer/credits.h"
 #include "agent/transfer/near_session.h"
+#include "agent/transfer/traffic_meter.h"
 #include "agent/transfer/transport_maker.h"
 #include "common/unique_fd.h"
 
@@ -23,6 +25,7 @@ struct TransferHostOptions {
   absl::Duration deadline = absl::Seconds(10);  // See NearSessionOptions.
   Bytes credit = 256 * kMiB;                    // Under way to or from one peer at a time.
   size_t most_leases = 64;
+  TrafficMeter::Sink on_traffic;  // May be null: nothing is measured.
 };
 
 // One thread.
@@ -48,13 +51,15 @@ class TransferHost {
   absl::Status Open(const WireMessage& request);
   absl::StatusOr<Lease*> Find(const std::string& lease_id);
   std::shared_ptr<Credits> CreditsFor(const HostPort& address);
+  std::shared_ptr<TrafficMeter> MeterFor(const std::string& node);
 
   const TransferHostOptions options_;
   const UniqueFd socket_;
   UniqueFd process_;  // The training process, once it has said which one it is.
   Device* const device_;
   TransportMaker* const transports_;
-  std::map<std::string, std::weak_ptr<Credits>> credits_;  // By the peer's address.
+  std::map<std::string, std::weak_ptr<Credits>> credits_;      // By the peer's address.
+  std::map<std::string, std::weak_ptr<TrafficMeter>> meters_;  // By the peer's node.
   std::map<std::string, Lease> leases_;
 };
 

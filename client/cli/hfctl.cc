@@ -19,7 +19,7 @@ namespace hyperframes {
 
 const std::vector<Command>& Commands() {
   static const auto* const commands = new std::vector<Command>{
-      {"nodes", "", "Nodes with their state, memory lent and workers.", &RunNodes},
+      {"nodes", "", "Nodes with their state, memory lent, workers and network.", &RunNodes},
       {"gpus", "[NODE]", "GPUs with bytes used, lent and kept in reserve.", &RunGpus},
       {"doctor", "[--host-devices TEXT]",
        "Whether this machine's links do what they promise; needs no coordinator.", &RunDoctor},

@@ -63,6 +63,16 @@ class HfctlTest : public ::testing::Test {
       node->set_heartbeat_age_s(0.25);
       node->set_host_lendable_bytes(4 * kGiB);
       node->set_host_lent_bytes(kGiB);
+      if (name == "a") {
+        node->mutable_network()->set_kind("infiniband");
+        node->mutable_network()->set_bytes_per_second(50.0 * kGiB);
+        for (const std::string other : {"n4", "n3", "n2", "b"}) {
+          v1::NetworkMeasurement* measured = node->add_network_measured();
+          measured->set_node(other);
+          measured->set_bytes_per_second(other == "b" ? kGiB : 40.0 * kGiB);
+          measured->set_age_s(3);
+        }
+      }
       v1::GpuInfo* gpu = node->add_gpus();
       gpu->set_uuid("SIM-" + name + "-0");
       gpu->set_total_bytes(kGiB);
@@ -118,6 +128,15 @@ TEST_F(HfctlTest, NodesShowsStateAndLentBytes) {
   EXPECT_THAT(result.out, StartsWith("NODE"));
   EXPECT_THAT(result.out, HasSubstr("SUSPECTED"));
   EXPECT_THAT(result.out, HasSubstr("256MiB"));
+}
+
+TEST_F(HfctlTest, NodesNamesTheNetworkWhatItPromisesAndTheSlowestWaysFirst) {
+  coordinator_.set_nodes(TwoNodes());
+  const ProgramResult result = Hfctl({"nodes"});
+  EXPECT_THAT(result.out, HasSubstr("infiniband 50GiB/s"));
+  EXPECT_THAT(result.out, HasSubstr("b 1GiB/s 3.0s ago, n2 40GiB/s 3.0s ago, n3"));
+  EXPECT_THAT(result.out, HasSubstr(" and 1 more"));
+  EXPECT_THAT(result.out, Not(HasSubstr("n4")));
 }
 
 TEST_F(HfctlTest, GpusOfOneNodeOrASentence) {

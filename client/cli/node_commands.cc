@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/commands.h"
@@ -12,6 +14,7 @@ namespace hyperframes {
 namespace {
 
 constexpr Table::Align kRight = Table::Align::kRight;
+constexpr size_t kMostMeasuredShown = 3;
 
 // What leases hold on a node's GPUs.
 Bytes LentByGpus(const v1::NodeInfo& node) {
@@ -43,6 +46,36 @@ int LivingWorkers(const v1::NodeInfo& node) {
   return living;
 }
 
+std::string SpeedText(double bytes_per_second) {
+  return absl::StrCat(FormatBytes(static_cast<Bytes>(std::min(bytes_per_second, 1e18))), "/s");
+}
+
+// "infiniband 46.6GiB/s", as the node was told; "-": it exchanges no frames with others.
+std::string NetworkText(const v1::NodeInfo& node) {
+  const v1::NetworkProfile& network = node.network();
+  if (network.bytes_per_second() <= 0) return "-";
+  return absl::StrCat(network.kind(), " ", SpeedText(network.bytes_per_second()));
+}
+
+// "b 1.9GiB/s 3.0s ago", the slowest first; "-": nothing was measured.
+std::string MeasuredText(const v1::NodeInfo& node) {
+  std::vector<v1::NetworkMeasurement> all(node.network_measured().begin(),
+                                          node.network_measured().end());
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return std::make_pair(a.bytes_per_second(), a.node()) <
+           std::make_pair(b.bytes_per_second(), b.node());
+  });
+  std::string text;
+  for (size_t i = 0; i < all.size() && i < kMostMeasuredShown; ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", all[i].node(), " ",
+                    SpeedText(all[i].bytes_per_second()), " ", AgeText(all[i].age_s()), " ago");
+  }
+  if (all.size() > kMostMeasuredShown) {
+    absl::StrAppend(&text, " and ", all.size() - kMostMeasuredShown, " more");
+  }
+  return text.empty() ? "-" : text;
+}
+
 }  // namespace
 
 absl::StatusOr<int> RunNodes(CommandLine* line) {
@@ -66,12 +99,15 @@ absl::StatusOr<int> RunNodes(CommandLine* line) {
                {"HOST LENDABLE", kRight},
                {"WORKERS", kRight},
                {"HEARTBEAT", kRight},
-               {"AGENT"}});
+               {"AGENT"},
+               {"NETWORK"},
+               {"MEASURED"}});
   for (const v1::NodeInfo& node : response.nodes()) {
     table.AddRow({node.node(), NodeStateText(node.state()), absl::StrCat(node.gpus_size()),
                   FormatBytes(LentByGpus(node)), FormatBytes(node.host_lent_bytes()),
                   FormatBytes(node.host_lendable_bytes()), absl::StrCat(LivingWorkers(node)),
-                  AgeText(node.heartbeat_age_s()), node.agent_address()});
+                  AgeText(node.heartbeat_age_s()), node.agent_address(), NetworkText(node),
+                  MeasuredText(node)});
   }
   table.Print(line->out());
   return kExitOk;

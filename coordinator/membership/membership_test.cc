@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "common/clock.h"
 #include "coordinator/membership/heartbeat_ledger.h"
+#include "coordinator/membership/measured_networks.h"
 #include "coordinator/membership/node_registry.h"
 #include "coordinator/membership/node_state.h"
 
@@ -212,6 +215,73 @@ TEST_F(Membership, ReportsReplaceWhatTheNodeHolds) {
   ASSERT_TRUE(*registry_.Report(report));
   EXPECT_EQ(registry_.Find("a")->info.host_lent_bytes(), 100);
   EXPECT_EQ(registry_.Find("a")->info.leases_size(), 1);
+}
+
+class MeasuredWays : public Membership {
+ protected:
+  absl::Status Report(const std::string& to, double rate, double age_s, uint64_t incarnation = 1) {
+    v1::ReportRequest request;
+    request.set_node("a");
+    request.set_incarnation(incarnation);
+    Add(&request, to, rate, age_s);
+    return registry_.Report(request).status();
+  }
+  template <typename Request>
+  static void Add(Request* request, const std::string& to, double rate, double age_s) {
+    v1::NetworkMeasurement* measured = request->add_network_measured();
+    measured->set_node(to);
+    measured->set_bytes_per_second(rate);
+    measured->set_age_s(age_s);
+  }
+  v1::NodeInfo Info() { return registry_.Find("a")->info; }
+};
+
+TEST_F(MeasuredWays, GrowOldByTheCoordinatorsClock) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  EXPECT_EQ(Info().network_measured_size(), 0);
+  ASSERT_TRUE(Report("b", 5e8, 2).ok());
+  clock_.Advance(absl::Seconds(3));
+  ASSERT_EQ(Info().network_measured_size(), 1);
+  EXPECT_EQ(Info().network_measured(0).node(), "b");
+  EXPECT_EQ(Info().network_measured(0).bytes_per_second(), 5e8);
+  EXPECT_EQ(Info().network_measured(0).age_s(), 5);
+}
+
+TEST_F(MeasuredWays, AreKeptWhenAnAgentRestartsAndReplacedByWhatItMeasures) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  ASSERT_TRUE(Report("b", 5e8, 0).ok());
+  ASSERT_TRUE(registry_.Register(Description("a", 2)).ok());
+  ASSERT_EQ(Info().network_measured_size(), 1) << "its way has not changed";
+  ASSERT_TRUE(Report("c", 1e8, 0, /*incarnation=*/2).ok());
+  ASSERT_TRUE(Report("b", 4e8, 0, /*incarnation=*/2).ok());
+  ASSERT_EQ(Info().network_measured_size(), 2);
+  EXPECT_EQ(Info().network_measured(0).bytes_per_second(), 4e8);
+}
+
+TEST_F(MeasuredWays, AreBoundedAndTheOldestGoes) {
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  for (int i = 0; i <= MeasuredNetworks::kMost; ++i) {
+    ASSERT_TRUE(Report("n" + std::to_string(i), 1e8, i == 7 ? 100 : 0).ok());
+  }
+  const v1::NodeInfo info = Info();
+  ASSERT_EQ(info.network_measured_size(), MeasuredNetworks::kMost);
+  for (const auto& measured : info.network_measured()) EXPECT_NE(measured.node(), "n7");
+}
+
+TEST_F(MeasuredWays, ThatCannotBeAreRefused) {
+  v1::RegisterRequest description = Description("a", 1);
+  for (int i = 0; i <= MeasuredNetworks::kMost; ++i) {
+    Add(&description, "n" + std::to_string(i), 1, 0);
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(registry_.Register(description)));
+  ASSERT_TRUE(registry_.Register(Description("a", 1)).ok());
+  const std::vector<std::tuple<std::string, double, double>> impossible = {
+      {"", 1e8, 0},  {"b", 0, 0},        {"b", -1e8, 0}, {"b", 1e8, -1},
+      {"b", NAN, 0}, {"b", INFINITY, 0}, {"b", 1e8, NAN}};
+  for (const auto& [to, rate, age_s] : impossible) {
+    EXPECT_TRUE(absl::IsInvalidArgument(Report(to, rate, age_s))) << to << rate << " " << age_s;
+  }
+  EXPECT_EQ(Info().network_measured_size(), 0);
 }
 
 }  // namespace

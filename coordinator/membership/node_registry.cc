@@ -106,6 +106,7 @@ absl::Status CheckDescription(const v1::RegisterRequest& request) {
     }
   }
   HF_RETURN_IF_ERROR(CheckNetwork(request.network()));
+  HF_RETURN_IF_ERROR(MeasuredNetworks::Check(request.network_measured()));
   return CheckReports(request);
 }
 
@@ -169,6 +170,7 @@ absl::Status NodeRegistry::Register(const v1::RegisterRequest& request) {
   *info.mutable_workers() = request.workers();
   info.set_host_lent_bytes(HostLentBytes(info));
   entry.node.worker_socket = request.worker_socket();
+  entry.measured.Take(request.network_measured(), clock_->Now());
   ledger_->Enter(request.node(), request.incarnation());
   if (state != v1::NODE_STATE_ALIVE) Move(&entry, v1::NODE_STATE_ALIVE);
   return absl::OkStatus();
@@ -197,6 +199,7 @@ absl::Status NodeRegistry::AdmitLocked(const v1::RegisterRequest& request, Entry
 absl::StatusOr<bool> NodeRegistry::Report(const v1::ReportRequest& request) {
   HF_RETURN_IF_ERROR(CheckGpus(request.gpus()));
   HF_RETURN_IF_ERROR(CheckReports(request));
+  HF_RETURN_IF_ERROR(MeasuredNetworks::Check(request.network_measured()));
   MutexLock lock(&mutex_);
   const auto found = entries_.find(request.node());
   if (found == entries_.end()) return false;
@@ -209,6 +212,7 @@ absl::StatusOr<bool> NodeRegistry::Report(const v1::ReportRequest& request) {
   *info.mutable_leases() = request.leases();
   *info.mutable_workers() = request.workers();
   info.set_host_lent_bytes(HostLentBytes(info));
+  found->second.measured.Take(request.network_measured(), clock_->Now());
   return true;
 }
 
@@ -261,6 +265,7 @@ void NodeRegistry::Move(Entry* entry, v1::NodeState to) {
 
 Node NodeRegistry::Snapshot(const Entry& entry) const {
   Node node = entry.node;
+  entry.measured.Fill(clock_->Now(), node.info.mutable_network_measured());
   const absl::Duration silence = ledger_->Silence(node.info.node());
   node.info.set_heartbeat_age_s(
       silence == absl::InfiniteDuration() ? -1 : absl::ToDoubleSeconds(silence));

@@ -14,12 +14,14 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "coordinator/membership/heartbeat_ledger.h"
+#include "coordinator/membership/measured_networks.h"
 #include "hyperframes/v1/coordinator.pb.h"
 #include "hyperframes/v1/membership.pb.h"
 
 namespace hyperframes {
 
-// A node as the registry holds it. `info.heartbeat_age_s` is filled in when it is read.
+// A node as the registry holds it. `info.heartbeat_age_s` and `info.network_measured` are filled in
+// when it is read.
 struct Node {
   v1::NodeInfo info;
   std::string worker_socket;
@@ -45,8 +47,8 @@ class NodeRegistry {
   // name. ResourceExhausted: max_nodes. Thread-safe, like all here.
   absl::Status Register(const v1::RegisterRequest& request);
 
-  // Replaces GPUs, leases and workers of a node. False: not known, register again. Aborted and
-  // InvalidArgument as Register.
+  // Replaces GPUs, leases and workers of a node, and adds what it measured. False: not known,
+  // register again. Aborted and InvalidArgument as Register.
   absl::StatusOr<bool> Report(const v1::ReportRequest& request);
 
   // Moves states by the ledger's silences. When it notices that it was itself not called for longer
@@ -67,6 +69,7 @@ class NodeRegistry {
  private:
   struct Entry {
     Node node;
+    MeasuredNetworks measured;  // Outlives an agent that restarts.
     // Incarnations that were followed by another, newest last: bounded, since a node that restarts
     // for ever must not grow without end.
     std::deque<uint64_t> superseded;

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -34,6 +35,16 @@ bool AreConnected(const Node& a, const Node& b) {
   return a.info.node() != b.info.node() && HasNetwork(a) && HasNetwork(b);
 }
 
+double MeasuredBetween(const Node& node, const Node& other) {
+  for (const auto& [from, to] : {std::make_pair(&node, &other), std::make_pair(&other, &node)}) {
+    for (const v1::NetworkMeasurement& one : from->info.network_measured()) {
+      if (one.node() != to->info.node()) continue;
+      if (absl::Seconds(one.age_s()) <= kMeasurementIsFresh) return one.bytes_per_second();
+    }
+  }
+  return 0;
+}
+
 v1::LinkProfile NetworkLink(const Node& node, const std::string& gpu, const Node& other,
                             const std::string& lender) {
   const v1::NetworkProfile& near = node.info.network();
@@ -42,7 +53,9 @@ v1::LinkProfile NetworkLink(const Node& node, const std::string& gpu, const Node
   v1::LinkProfile link;
   link.set_from(gpu);
   link.set_to(lender);
-  link.set_bytes_per_second(slower.bytes_per_second());
+  const double measured = MeasuredBetween(node, other);
+  link.set_bytes_per_second(measured > 0 ? std::min(measured, slower.bytes_per_second())
+                                         : slower.bytes_per_second());
   link.set_latency_s(std::max(near.latency_s(), far.latency_s()));
   link.set_kind(slower.kind());
   link.set_shared_group(absl::StrCat("network:", node.info.node()));

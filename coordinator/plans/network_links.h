@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "coordinator/membership/node_registry.h"
 #include "hyperframes/v1/plan.pb.h"
 
@@ -17,8 +18,17 @@ constexpr size_t kMostDistantLenders = 16;
 // they are two.
 bool AreConnected(const Node& a, const Node& b);
 
+// How long a plan goes by a measurement. Past it the promise counts again: a way that was measured
+// as slow carries nothing any more, and only frames can show that it has become faster.
+constexpr absl::Duration kMeasurementIsFresh = absl::Minutes(30);
+
+// What frames between the two nodes really got, in bytes per second: as `node` measured it, or
+// where that one has no fresh figure, as `other` did. 0: nothing is fresh.
+double MeasuredBetween(const Node& node, const Node& other);
+
 // From a GPU of `node` to one of `other`, which are connected. As fast as the slower of the two
-// networks, as late as the later; all links of `node` to other nodes share its way out.
+// networks promises and no faster than measured, as late as the later of them; all links of `node`
+// to other nodes share its way out.
 v1::LinkProfile NetworkLink(const Node& node, const std::string& gpu, const Node& other,
                             const std::string& lender);
 

@@ -59,6 +59,23 @@ class OtherNodes : public testing::Test {
     request.mutable_network()->set_transfer_bytes(7);
     ASSERT_TRUE(registry_->Register(request).ok());
   }
+  // What the agent of `node` says of its way to `other`.
+  void Measured(const std::string& node, const std::string& other, double rate,
+                absl::Duration age = absl::ZeroDuration()) {
+    v1::ReportRequest report;
+    report.set_node(node);
+    report.set_incarnation(1);
+    *report.mutable_gpus() = registry_->Find(node)->info.gpus();
+    v1::NetworkMeasurement* measured = report.add_network_measured();
+    measured->set_node(other);
+    measured->set_bytes_per_second(rate);
+    measured->set_age_s(absl::ToDoubleSeconds(age));
+    ASSERT_TRUE(*registry_->Report(report));
+  }
+  double LinkSpeed() {
+    return NetworkLink(*registry_->Find("a"), "SIM-a-0", *registry_->Find("b"), "SIM-b-0")
+        .bytes_per_second();
+  }
   void StartJob() {
     job_ = (*jobs_->Submit(spec_, ""))->id();
     for (const auto state :
@@ -132,6 +149,50 @@ TEST_F(OtherNodes, GpusOfConnectedNodesAreOfferedOverTheSlowerOfTwoNetworks) {
   EXPECT_EQ(link.kind(), "of b");
   EXPECT_EQ(link.shared_group(), "network:a") << "its ranks share a's way out";
   EXPECT_EQ(problem_.devices(0).transfer_bytes(), 7);
+}
+
+TEST_F(OtherNodes, AWayIsNoFasterThanItWasMeasuredAndNoFasterThanPromised) {
+  EXPECT_EQ(LinkSpeed(), 1e9) << "nothing is measured";
+  Measured("a", "c", 1e3);
+  Measured("c", "a", 1e3);
+  EXPECT_EQ(LinkSpeed(), 1e9) << "that is another way";
+  Measured("a", "b", 3e8);
+  EXPECT_EQ(LinkSpeed(), 3e8);
+  Measured("a", "b", 3e9);
+  EXPECT_EQ(LinkSpeed(), 1e9);
+}
+
+TEST_F(OtherNodes, ThePlannerSeesTheMeasuredSpeed) {
+  Measured("a", "b", 3e8);
+  ASSERT_TRUE(Ask().ok());
+  ASSERT_EQ(problem_.links_size(), 1);
+  EXPECT_EQ(problem_.links(0).bytes_per_second(), 3e8);
+}
+
+TEST_F(OtherNodes, WhatTheOtherEndMeasuredCountsWhereTheOwnOneHasNot) {
+  Measured("b", "a", 2e8);
+  EXPECT_EQ(LinkSpeed(), 2e8);
+  Measured("a", "b", 3e8);
+  EXPECT_EQ(LinkSpeed(), 3e8);
+}
+
+TEST_F(OtherNodes, AnOldMeasurementIsForgottenAndThePromiseCountsAgain) {
+  Measured("a", "b", 3e8, kMeasurementIsFresh - absl::Seconds(1));
+  EXPECT_EQ(LinkSpeed(), 3e8);
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(LinkSpeed(), 1e9);
+  Measured("b", "a", 2e8);
+  EXPECT_EQ(LinkSpeed(), 2e8) << "the other end's is fresh";
+}
+
+TEST_F(OtherNodes, APlanIsLeftAloneByAMeasurement) {
+  const auto first = Ask();
+  ASSERT_TRUE(first.ok()) << first.status();
+  Measured("a", "b", 1e6);
+  const auto again = Ask();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->plan_epoch(), first->plan_epoch());
+  EXPECT_EQ(again->leases(0).lease_id(), first->leases(0).lease_id());
 }
 
 TEST_F(OtherNodes, TheLendersAgentPreparesAndTheGrantSaysHowItIsReached) {

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from local_cluster import LocalCluster, Node, binary, wait_until
-from two_nodes import BORROWS, GPUS, finish, nodes_of, transfer_pids, two_nodes, worker_job
+from local_cluster import LocalCluster, Node, wait_until
+from two_nodes import (
+    BORROWS,
+    GPUS,
+    finish,
+    hfctl,
+    nodes_of,
+    transfer_pids,
+    two_nodes,
+    worker_job,
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +29,6 @@ def connected() -> Iterator[LocalCluster]:
         LocalCluster(Path(path), two_nodes()) as started,
     ):
         yield started
-
-
-def hfctl(cluster: LocalCluster, *arguments: str) -> str:
-    command = [str(binary("client/cli:hfctl")), "--coordinator", cluster.address, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    return done.stdout
 
 
 def test_a_job_borrows_from_another_node_and_is_bit_equal(
