@@ -20,8 +20,7 @@ absl::StatusOr<std::unique_ptr<DelayGate>> DelayGate::Create(
   void* words = nullptr;
   HF_CUDA_RETURN_IF_ERROR(context->driver(), context->uuid(), cuMemHostAlloc, &words, sizeof(Words),
                           CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-  return std::unique_ptr<DelayGate>(
-      new DelayGate(std::move(context), stream, new (words) Words{0, 0}));
+  return std::unique_ptr<DelayGate>(new DelayGate(std::move(context), stream, new (words) Words));
 }
 
 DelayGate::DelayGate(std::shared_ptr<const CudaContext> context, CUstream stream, Words* words)
@@ -45,7 +44,7 @@ absl::Status DelayGate::Queue(absl::Duration delay) {
   uint32_t number = 0;
   {
     MutexLock lock(&mutex_);
-    number = queued_ + 1;
+    number = NextNumber(queued_);
   }
   // With unified addressing pinned memory has one address for both sides.
   HF_CUDA_RETURN_IF_ERROR(driver, context_->uuid(), cuStreamWriteValue32, stream_,
@@ -77,16 +76,16 @@ void DelayGate::Run() {
       next = pending_.front();
       pending_.pop_front();
     }
-    while (words_->arrived < next.number) {
+    while (!Reached(words_->arrived.load(std::memory_order_acquire), next.number)) {
       absl::SleepFor(kPoll);
       MutexLock lock(&mutex_);
       if (closing_) break;  // The stream has finished, or its context is broken.
     }
     absl::SleepFor(next.delay);
-    __atomic_store_n(&words_->released, next.number, __ATOMIC_RELEASE);
+    words_->released.store(next.number, std::memory_order_release);
   }
   MutexLock lock(&mutex_);
-  words_->released = queued_;  // Nobody may be left waiting.
+  words_->released.store(queued_, std::memory_order_release);  // Nobody may be left waiting.
 }
 
 }  // namespace hyperframes

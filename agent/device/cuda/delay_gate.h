@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "agent/device/cuda/cuda_context.h"
 #include "common/mutex.h"
+#include "common/shared_word.h"
 
 namespace hyperframes {
 
@@ -32,8 +33,8 @@ class DelayGate {
 
  private:
   struct Words {  // In pinned memory; the stream writes the first and reads the second.
-    volatile uint32_t arrived;
-    volatile uint32_t released;
+    SharedWord arrived{0};
+    SharedWord released{0};
   };
   struct Pending {
     uint32_t number;

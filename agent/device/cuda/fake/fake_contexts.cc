@@ -105,7 +105,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   const std::lock_guard<std::mutex> lock(mutex);
   FakeContext*& known = Contexts()[device];
   // Never the same object after its end: whoever kept a handle is found out.
-  if (known == nullptr || known->retained == 0) known = new FakeContext(device);
+  if (known == nullptr || known->retained == 0) {
+    static auto& all = *new std::vector<FakeContext*>();  // None of them is a leak.
+    all.push_back(known = new FakeContext(device));
+  }
   ++known->retained;
   *context = reinterpret_cast<CUcontext>(known);
   return CUDA_SUCCESS;
