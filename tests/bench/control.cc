@@ -125,7 +125,13 @@ void StartOne(Async* async,
   call->context.set_deadline(absl::ToChronoTime(absl::Now() + kCallDeadline));
   call->request = std::move(request);
   (async->*method)(&call->context, &call->request, &call->response,
-                   [call, done](const grpc::Status& status) { done(status.ok()); });
+                   [call, done](const grpc::Status& status) mutable {
+                     // The call holds its channel. Whoever waits for the last answer lets go of
+                     // the channel then, and its end must not come on this thread, which is its
+                     // own.
+                     call.reset();
+                     done(status.ok());
+                   });
 }
 
 absl::StatusOr<std::string> SubmitQueuedJob(const std::string& address, int64_t nodes) {
