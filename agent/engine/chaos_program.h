@@ -57,11 +57,18 @@ class ChaosProgram {
   class Buffers {
    public:
     Buffers(ConformanceBackend* backend, Bytes bytes)
-        : bytes_(bytes), memory_(backend->Borrow(backend->compute(), kCount * bytes)) {}
+        : backend_(backend),
+          bytes_(bytes),
+          memory_(backend->Borrow(backend->compute(), kCount * bytes)) {}
+    // Behind what the program has queued to do with them.
+    ~Buffers() {
+      if (memory_ != nullptr) backend_->ReadOnCompute(memory_->data(), 1);
+    }
     char* Next() { return memory_->data() + (next_++ % kCount) * bytes_; }
 
    private:
     static constexpr Bytes kCount = 256;
+    ConformanceBackend* const backend_;
     const Bytes bytes_;
     const std::unique_ptr<Memory> memory_;
     Bytes next_ = 0;

@@ -24,6 +24,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -177,8 +178,9 @@ struct Id {
 int ncclGetUniqueId(Id* id) {
   const char* const multicast = getenv("NCCL_NVLS_ENABLE");
   if (multicast == nullptr || std::string(multicast) != "0") return kInvalidUsage;
-  static std::atomic<int> count{0};
-  snprintf(id->internal, sizeof(id->internal), "fake-nccl-%d-%d", getpid(), count++);
+  // By chance: tests in containers of their own have the same process numbers.
+  std::random_device chance;
+  snprintf(id->internal, sizeof(id->internal), "fake-nccl-%08x%08x", chance(), chance());
   socklen_t length = 0;
   const sockaddr_un address = AddressOf(id->internal, &length);
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
