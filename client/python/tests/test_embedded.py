@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +20,7 @@ from cases.small_gpt import (
     train,
 )
 from hyperframes._backend import EmbeddedBackend
+from process_groups import run_two_ranks
 
 OPTIONS: dict[str, Any] = {"layers": 6, "hidden": 128, "length": 128, "dropout": 0.1}
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -348,39 +344,8 @@ RANK = """
 
 
 def two_ranks(mode: str) -> list[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{PACKAGE}:{PACKAGE.parents[1] / 'tests'}",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": _free_port(),
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANK), mode],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    lines: list[str] = []
-    try:
-        for worker in workers:
-            out, errors = worker.communicate(timeout=100)
-            assert worker.returncode == 0, errors[-3000:]
-            lines += [line for line in out.splitlines() if line.startswith("loss")]
-    finally:
-        for worker in workers:
-            worker.kill()
-    return sorted(lines)
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    lines, _ = run_two_ranks(RANK, mode)
+    return [line for line in lines if line.startswith("loss")]
 
 
 def test_two_data_parallel_ranks_agree_on_a_plan_and_give_the_plain_bits() -> None:

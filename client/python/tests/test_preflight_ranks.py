@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from hyperframes._ring import _Awaited, _Polled
+from process_groups import run_two_ranks
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -159,39 +159,8 @@ RANK = """
 
 def two_ranks(devices: str) -> tuple[list[str], list[str]]:
     """What the ranks print, sorted; what each says on stderr."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{PACKAGE}:{PACKAGE.parents[1] / 'tests'}",
-        "HYPERFRAMES_HOST_DEVICES": devices,
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANK)],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    lines: list[str] = []
-    said: list[str] = []
-    try:
-        for worker in workers:
-            out, errors = worker.communicate(timeout=100)
-            assert worker.returncode == 0, errors[-3000:]
-            lines += out.splitlines()
-            said.append(errors)
-    finally:
-        for worker in workers:
-            worker.kill()
-    return sorted(line for line in lines if line.split(" ")[0] in ("loss", "unfit", "kept")), said
+    lines, said = run_two_ranks(RANK, environment={"HYPERFRAMES_HOST_DEVICES": devices})
+    return [line for line in lines if line.split(" ")[0] in ("loss", "unfit", "kept")], said
 
 
 def test_two_ranks_are_told_of_an_unreachable_promise_and_train_with_the_same_bits() -> None:

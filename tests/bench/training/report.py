@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,34 +57,30 @@ def merge(
         The report: name, command (of the latest call), commit, machine, rows, ratios. Every row
         carries the command, commit and machine that made it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    with _alone_in(path.parent):
+        report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        made_by = {"command": command, "commit": commit(), "machine": machine()}
+        new = [{**row, **made_by} for row in rows]
+        replaced = {_key(row, key) for row in new}
+        kept = [row for row in report.get("rows", ()) if _key(row, key) not in replaced]
+        merged = sorted(kept + new, key=lambda row: json.dumps(_key(row, key)))
+        report = {"name": name, **made_by, "rows": merged, "ratios": ratios(merged)}
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(report, indent=1) + "\n")
+        scratch.replace(path)
+        return report
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two commands may fill one file at once: each waits for the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # Two commands may fill one file at once.
-        return _merge(path, name, command, rows, key, ratios)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(folder)
-
-
-def _merge(
-    path: Path,
-    name: str,
-    command: str,
-    rows: Rows,
-    key: tuple[str, ...],
-    ratios: Callable[[Rows], dict[str, float]],
-) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    made_by = {"command": command, "commit": commit(), "machine": machine()}
-    new = [{**row, **made_by} for row in rows]
-    replaced = {_key(row, key) for row in new}
-    kept = [row for row in report.get("rows", ()) if _key(row, key) not in replaced]
-    merged = sorted(kept + new, key=lambda row: json.dumps(_key(row, key)))
-    report = {"name": name, **made_by, "rows": merged, "ratios": ratios(merged)}
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(report, indent=1) + "\n")
-    scratch.replace(path)
-    return report
+        os.close(descriptor)
 
 
 def _key(row: dict[str, Any], names: Iterable[str]) -> list[Any] | tuple[Any, ...]:
