@@ -77,7 +77,9 @@ def test_several_commands_fill_one_file(tmp_path: Path) -> None:
     few = ("--rounds=1", "--steps=1", "--lengths=256")
     run("finetune.py", out, "--part=jobs", "--jobs=2", "--modes=nothing,checkpoint,host", *few)
     run("finetune.py", out, "--part=article", "--own-share=0.5", *few)
-    report = run("finetune.py", out, "--part=longest", "--cap=5MiB", "--lengths=128,256,512,1024")
+    longest = "--modes=checkpoint,checkpoint_inputs_on_host,peer,host"
+    lengths = "--lengths=128,256,512,1024"
+    report = run("finetune.py", out, "--part=longest", "--cap=5MiB", longest, lengths)
     parts = {row["part"] for row in report["rows"]}
     assert parts == {"jobs", "article", "longest"}
     jobs = {row["mode"]: row for row in report["rows"] if row["part"] == "jobs"}
@@ -87,6 +89,7 @@ def test_several_commands_fill_one_file(tmp_path: Path) -> None:
     assert article["own_activation_peak_bytes"] <= article["activation_budget_bytes"]
     assert not all(row["trains"] for row in report["rows"] if row["part"] == "longest")
     assert report["ratios"]["longest_sequence_vs_checkpoint"] >= 1
+    assert report["ratios"]["longest_sequence_host_vs_checkpoint"] >= 1
 
 
 needs_transformers = pytest.mark.skipif(
@@ -139,6 +142,7 @@ def test_ratios_have_their_fixed_names() -> None:
                 (5120, "checkpoint_inputs_on_host", True),
                 (6144, "checkpoint_inputs_on_host", False),
                 (6144, "peer", True),
+                (5120, "host", True),
             )
         ),
     ]
@@ -155,6 +159,8 @@ def test_ratios_have_their_fixed_names() -> None:
     assert set(fixed.split()) <= set(found)
     assert found["longest_sequence_vs_checkpoint"] == 1.5
     assert found["longest_sequence_vs_checkpoint_with_host_inputs"] == 1.2
+    assert found["longest_sequence_host_vs_checkpoint"] == 1.25
+    assert found["longest_sequence_host_vs_checkpoint_with_host_inputs"] == 1
     assert {"peer_8k_peak_vs_checkpoint", "peer_32k_throughput_vs_nothing"} <= set(
         llama.ratios(rows)
     )

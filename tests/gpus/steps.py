@@ -1,4 +1,4 @@
-"""What run.py runs: commands, their limits, and what each takes on two H200."""
+"""What run.py runs: commands, their limits, and what each takes on one or two H200."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Step:
 
 # By what they are worth: whoever has less time takes the first. Steps may run at once (a plus)
 # where they measure neither times nor all of a GPU's bytes: longest_checkpoint, longest_inputs,
-# cases, train, memcheck.
+# cases, cases_on_gpus, train, train_200, memcheck.
 STEPS = (
     Step("doctor", ("client/cli/hfctl", "doctor"), 30, 1, "what links carry against their promise",
          8),
@@ -102,6 +102,12 @@ STEPS = (
          "those cases that only GPUs have", 45),
     Step("train", ("python", "tests/gpus/train_on_gpus.py"), 240, 1, "bit-equal in every mode", 90),
     Step(
+        "train_200",
+        ("python", "tests/gpus/train_on_gpus.py", "--steps", "200", "--dtype", "bfloat16",
+         "--modes", "nothing,peer,host,auto"),
+        200, 1, "200 steps, flat after the third", 60,
+    ),
+    Step(
         "memcheck",
         ("compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode",
          "9", "agent/device/device_conformance_test", "--gtest_brief=1",
@@ -143,5 +149,48 @@ STEPS = (
         (*FINETUNE, "--lengths", "32k", "--modes", "nothing,checkpoint,host", "--steps", "2",
          "--once", "--seconds", "200"),
         360, 1, "finetune.json", 190, MUCH_HOST_MEMORY,
+    ),
+    # Those below take one GPU and the host's memory.
+    Step(
+        "longest_inputs_alone",
+        (*FINETUNE, *LONGEST, "--modes", "checkpoint_inputs_on_host", "--seconds", "200"),
+        400, 1, "longest_inputs, on the first GPU", 240,
+    ),
+    Step(
+        "compiled_8k_host",
+        (*FINETUNE, "--lengths", "8k", "--modes",
+         "nothing_compiled,checkpoint_compiled,host_compiled", "--once", "--seconds", "120"),
+        240, 1, "finetune.json", 100, MUCH_HOST_MEMORY,
+    ),
+    Step(
+        "llama_8k_host",
+        (*LLAMA, "--lengths", "8k", "--modes", "nothing,checkpoint,host", "--once", "--steps", "2",
+         "--patience", "180", "--seconds", "150"),
+        300, 1, "llama.json", 150, MUCH_HOST_MEMORY,
+    ),
+    Step(
+        "budgets_8k",
+        (*FINETUNE, "--lengths", "8k", "--modes",
+         "nothing_compiled,checkpoint_compiled,memory_budget_25_compiled,"
+         "memory_budget_50_compiled,memory_budget_75_compiled", "--once", "--early", "--rounds",
+         "2", "--seconds", "60"),
+        180, 1, "finetune.json: torch's own activation memory budgets", 70,
+    ),
+    Step(
+        "save_on_cpu_8k",
+        (*FINETUNE, "--lengths", "8k", "--modes", "nothing,checkpoint,save_on_cpu", "--once",
+         "--early", "--rounds", "2", "--steps", "2", "--seconds", "60"),
+        150, 1, "finetune.json", 70,
+    ),
+    Step(
+        "auto_32k",
+        (*FINETUNE, "--lengths", "32k", "--modes", "nothing,checkpoint,auto", "--rounds", "2",
+         "--steps", "2", "--once", "--early", "--seconds", "150"),
+        300, 1, "finetune.json", 170, MUCH_HOST_MEMORY,
+    ),
+    Step(
+        "longest_host",
+        (*FINETUNE, *LONGEST, "--modes", "host", "--patience", "400", "--seconds", "100"),
+        500, 1, "finetune.json, capped at 40 GiB", 300, MUCH_HOST_MEMORY,
     ),
 )  # fmt: skip

@@ -19,7 +19,9 @@ from .modes import Modes
 from .workload import FineTune
 
 STEP = 4096
-HYPER = {"peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "auto": ()}
+HYPER = {
+    "peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "host": ("peer",), "auto": (),
+}  # fmt: skip
 _USABLE = 0.965  # Of the cap, as a budget: the allocator's segments are never all used.
 
 
@@ -59,7 +61,7 @@ class Search:
         row: dict[str, Any] = {
             "part": "longest", "length": length, "mode": mode, "cap_bytes": self._cap,
             "gpus": max(1, torch.cuda.device_count()),
-            "lenders": max(0, torch.cuda.device_count() - 1) if mode in HYPER else 0,
+            "lenders": self._lenders(mode),
         }  # fmt: skip
         self._workload.set_length(length)
         meter = Meter(self._workload, self._device, warms=False)
@@ -81,6 +83,12 @@ class Search:
         if "why" in row:
             self._say(f"    {row['why']}")
         return row
+
+    @staticmethod
+    def _lenders(mode: str) -> int:
+        """GPUs that the mode may borrow from."""
+        borrows = mode in HYPER and "peer" not in HYPER[mode]
+        return max(0, torch.cuda.device_count() - 1) if borrows else 0
 
     def _step(self, mode: str, meter: Meter) -> int:
         if mode not in HYPER:
@@ -158,10 +166,11 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         elif not row.get("out_of_time"):
             failed[row["mode"]] = max(row["length"], failed.get(row["mode"], 0))
     found = {}
-    for name, other in (
-        ("longest_sequence_vs_checkpoint", "checkpoint"),
-        ("longest_sequence_vs_checkpoint_with_host_inputs", "checkpoint_inputs_on_host"),
-    ):
-        if "peer" in most and 0 < most.get(other, 0) < failed.get(other, 0):
-            found[name] = most["peer"] / most[other]
+    for mode, word in (("peer", "longest_sequence"), ("host", "longest_sequence_host")):
+        for name, other in (
+            ("vs_checkpoint", "checkpoint"),
+            ("vs_checkpoint_with_host_inputs", "checkpoint_inputs_on_host"),
+        ):
+            if mode in most and 0 < most.get(other, 0) < failed.get(other, 0):
+                found[f"{word}_{name}"] = most[mode] / most[other]
     return found

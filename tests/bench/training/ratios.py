@@ -16,17 +16,20 @@ def look(row: dict[str, Any] | None, *path: str) -> float | None:
 
 
 def mode_ratios(rows: Rows) -> dict[str, float]:
-    """``peer_L_...`` and ``host_L_...`` from the rows of the part ``modes``. Where nothing does not
-    fit there is no throughput against it; the one against checkpointing is always there."""
+    """``peer_L_...``, ``host_L_...`` and the like from the rows of the part ``modes``; of compiled
+    modes against compiled references. Where nothing does not fit there is no throughput against
+    it; the one against checkpointing is always there."""
     found: dict[str, float | None] = {}
     by = {(r["length"], r["mode"]): r for r in rows if r["part"] == "modes"}
     for word, length in (("8k", 8192), ("32k", 32768), ("64k", 65536), ("128k", 131072)):
-        for mode in ("peer", "host"):
+        for mode in ("peer", "host", "auto", "peer_compiled", "host_compiled", "auto_compiled"):
             row = by.get((length, mode))
+            suffix = "_compiled" if mode.endswith("_compiled") else ""
             for other in ("nothing", "checkpoint"):
                 name = f"{mode}_{word}_throughput_vs_{other}"
-                found[name] = look(row, "throughput_vs", other)
-            found[f"{mode}_{word}_peak_vs_checkpoint"] = look(row, "peak_vs", "checkpoint")
+                found[name] = look(row, "throughput_vs", other + suffix)
+            name = f"{mode}_{word}_peak_vs_checkpoint"
+            found[name] = look(row, "peak_vs", "checkpoint" + suffix)
             if mode == "peer":
                 found[f"peer_{word}_throughput_vs_ceiling"] = look(row, "throughput_vs_ceiling")
     return {name: value for name, value in found.items() if value is not None}
