@@ -97,7 +97,8 @@ def train(
 ) -> Fingerprint:
     """Losses and gradients of every step, with an optimizer between them."""
     torch.manual_seed(7)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    # Weight by weight on every device: kernels for many take no mix of sharded and whole ones.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     seen: Fingerprint = []
     for step in range(steps):
         ids, targets = batch(step, lengths(step))

@@ -6,6 +6,7 @@ A group of one rank gathers and frees weights as a larger one does; two ranks tr
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,16 @@ def test_t24_the_first_batch_can_be_the_profile(shard: Any) -> None:
     model = shard(make_gpt())
     with hf.hyperframes(model, activation_budget="1GiB", _backend=default_backend(mixed)) as inside:
         assert_same(whole(plain), whole(train(inside, 3)))
+
+
+def test_t24_the_optimizer_of_these_cases_takes_sharded_and_whole_weights_on_gpus_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU torch would update them all by one kernel, which takes no mix of both."""
+    defaults = importlib.import_module("torch.optim.optimizer")  # torch.optim hides its name.
+    fast = [DEVICE.type]
+    monkeypatch.setattr(defaults, "_get_foreach_kernels_supported_devices", lambda: fast)
+    assert len(train(only_blocks(make_gpt()), 2)) == 2
 
 
 def test_t24_a_micro_batch_without_communication_is_bit_equal(rule: Any) -> None:
