@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import finetune
+from bench import finetune, llama
 from gpus import merge, run
 from gpus.steps import Step
 
@@ -27,6 +27,14 @@ def test_scripts_and_benchmarks_of_the_steps_exist() -> None:
         for word in step.command:
             if word.removeprefix("--ignore=").endswith(".py") or word == "tests/cases":
                 assert (run.ROOT / word.removeprefix("--ignore=")).exists(), word
+
+
+def test_benchmarks_of_the_steps_know_their_flags_and_modes() -> None:
+    for module, script in ((finetune, "tests/bench/finetune.py"), (llama, "tests/bench/llama.py")):
+        commands = [step.command[2:] for step in run.STEPS if script in step.command]
+        assert len(commands) > 1
+        for words in commands:
+            module.parse([*words, "--tiny"])  # An unknown one would end this.
 
 
 def test_without_gpus_every_step_is_skipped_visibly(

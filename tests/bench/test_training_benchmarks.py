@@ -15,6 +15,7 @@ import torch
 
 import hyperframes as hf
 from bench import finetune, llama
+from bench.training.longest import Search
 from bench.training.modes import Modes
 from bench.training.report import lengths_of, merge
 from bench.training.workload import FineTune
@@ -62,14 +63,14 @@ def test_every_eager_mode_of_the_fine_tune_has_the_gradients_of_its_reference(
 
 
 def test_compiled_modes_have_a_reference_of_their_own(tmp_path: Path) -> None:
-    names = "checkpoint_compiled,memory_budget_50_compiled,peer_compiled"
+    names = "checkpoint_compiled,memory_budget_50_compiled,peer_compiled,host_budget_75_compiled"
     words = ("--lengths=256", "--rounds=1", "--steps=1", f"--modes=nothing_compiled,{names}")
     rows = by_mode(run("finetune.py", tmp_path / "finetune.json", *words))
     assert_measured(rows)
-    assert set(rows["peer_compiled"]["throughput_vs"]) == {
-        "nothing_compiled",
-        "checkpoint_compiled",
-    }
+    assert len(rows) == 5
+    for name in ("peer_compiled", "host_budget_75_compiled"):
+        assert set(rows[name]["throughput_vs"]) == {"nothing_compiled", "checkpoint_compiled"}
+    assert rows["host_budget_75_compiled"]["host_bytes"] > 0
 
 
 def test_several_commands_fill_one_file(tmp_path: Path) -> None:
@@ -178,6 +179,31 @@ def test_the_longest_of_a_mode_is_compared_only_where_it_is_known() -> None:
     assert finetune.ratios([*rows, row(8192, "checkpoint", False, True)]) == {}
     known = finetune.ratios([*rows, row(8192, "checkpoint", False)])
     assert known == {"longest_sequence_vs_checkpoint": 1.5}
+
+
+def test_the_longest_is_found_though_short_sequences_peak_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Short ones at the end of backward with all gradients, long ones at its start."""
+
+    def needed(_: Any, mode: str, length: int) -> int:
+        return max(12_900_000_000 + 206_000 * length, 6_400_000_000 + 336_000 * length)
+
+    def trial(search: Any, mode: str, length: int) -> dict[str, Any]:
+        trains = needed(search, mode, length) <= cap
+        return {"part": "longest", "length": length, "mode": mode, "trains": trains}
+
+    cap = 40 << 30
+    monkeypatch.setattr(Search, "_needed", needed)
+    monkeypatch.setattr(Search, "trial", trial)
+    workload = FineTune(torch.device("cpu"), layers=1, hidden=64, heads=4, dtype=torch.float32)
+    search = Search(
+        workload, torch.device("cpu"), cap=cap, patience_s=60, make=lambda: None, say=print
+    )  # fmt: skip
+    rows = {row["length"]: row["trains"] for row in search.run("checkpoint", [])}
+    longest = max(length for length, trains in rows.items() if trains)
+    assert not rows[longest + 4096] and len(rows) <= 4
+    assert needed(None, "", longest) <= cap < needed(None, "", longest + 4096)
 
 
 def test_a_profile_of_a_few_blocks_stands_for_all() -> None:

@@ -154,19 +154,32 @@ STEPS = (
     Step(
         "longest_inputs_alone",
         (*FINETUNE, *LONGEST, "--modes", "checkpoint_inputs_on_host", "--seconds", "200"),
-        400, 1, "longest_inputs, on the first GPU", 240,
+        400, 1, "longest_inputs, on the first GPU", 150,
+    ),
+    Step(
+        "host_8k",
+        (*FINETUNE, "--lengths", "8k", "--modes", "nothing,checkpoint,host", "--once", "--seconds",
+         "60"),
+        150, 1, "finetune.json", 50, MUCH_HOST_MEMORY,
     ),
     Step(
         "compiled_8k_host",
         (*FINETUNE, "--lengths", "8k", "--modes",
          "nothing_compiled,checkpoint_compiled,host_compiled", "--once", "--seconds", "120"),
-        240, 1, "finetune.json", 100, MUCH_HOST_MEMORY,
+        240, 1, "finetune.json", 65, MUCH_HOST_MEMORY,
+    ),
+    Step(
+        "compiled_8k_host_budget",
+        (*FINETUNE, "--lengths", "8k", "--modes",
+         "nothing_compiled,checkpoint_compiled,host_budget_75_compiled", "--once", "--seconds",
+         "120"),
+        240, 1, "finetune.json: torch's budget leaves less to move", 65, MUCH_HOST_MEMORY,
     ),
     Step(
         "llama_8k_host",
         (*LLAMA, "--lengths", "8k", "--modes", "nothing,checkpoint,host", "--once", "--steps", "2",
          "--patience", "180", "--seconds", "150"),
-        300, 1, "llama.json", 150, MUCH_HOST_MEMORY,
+        300, 1, "llama.json", 70, MUCH_HOST_MEMORY,
     ),
     Step(
         "budgets_8k",
@@ -174,13 +187,13 @@ STEPS = (
          "nothing_compiled,checkpoint_compiled,memory_budget_25_compiled,"
          "memory_budget_50_compiled,memory_budget_75_compiled", "--once", "--early", "--rounds",
          "2", "--seconds", "60"),
-        180, 1, "finetune.json: torch's own activation memory budgets", 70,
+        180, 1, "finetune.json: torch's own activation memory budgets", 65,
     ),
     Step(
         "save_on_cpu_8k",
         (*FINETUNE, "--lengths", "8k", "--modes", "nothing,checkpoint,save_on_cpu", "--once",
          "--early", "--rounds", "2", "--steps", "2", "--seconds", "60"),
-        150, 1, "finetune.json", 70,
+        150, 1, "finetune.json", 60,
     ),
     Step(
         "auto_32k",
@@ -191,6 +204,6 @@ STEPS = (
     Step(
         "longest_host",
         (*FINETUNE, *LONGEST, "--modes", "host", "--patience", "400", "--seconds", "100"),
-        500, 1, "finetune.json, capped at 40 GiB", 300, MUCH_HOST_MEMORY,
+        500, 1, "finetune.json, capped at 40 GiB", 200, MUCH_HOST_MEMORY,
     ),
 )  # fmt: skip

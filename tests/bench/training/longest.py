@@ -19,6 +19,9 @@ from .modes import Modes
 from .workload import FineTune
 
 STEP = 4096
+# From here on a checkpoint's peak is where backward begins, with all inputs there; that of shorter
+# ones is at its end, with all gradients, and says nothing about long ones.
+SHORT = (16 * STEP, 20 * STEP)
 HYPER = {
     "peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "host": ("peer",), "auto": (),
 }  # fmt: skip
@@ -140,7 +143,7 @@ class Search:
             yield from (self.trial(mode, length) for length in lengths)
             return
         with time_limit(self._patience, f"prediction for {mode}"):
-            length = self.predict(mode, 4 * STEP, 8 * STEP)
+            length = self.predict(mode, *SHORT)
         rows: dict[int, dict[str, Any]] = {}
         while length > 0 and length not in rows and len(rows) < self._trials:
             if rows and time.monotonic() > self._until:

@@ -145,7 +145,7 @@ class Modes:
         self._tries = tries
         self._options = hyper_options or {}
         self._checkpoint_peaks: dict[str, int] = {}
-        self._profiles: dict[str, hf.Profile] = {}
+        self._profiles: dict[tuple[str, float], hf.Profile] = {}
         self._compiled: dict[float, list[Any]] = {}
         self._inputs = InputsOnHost(device)
 
@@ -156,12 +156,15 @@ class Modes:
         "nothing_compiled", "checkpoint_compiled", "memory_budget_25_compiled",
         "memory_budget_50_compiled", "memory_budget_75_compiled",
         "peer_compiled", "host_compiled", "auto_compiled",
+        # Blocks compiled under torch's budget, and what they still save is moved.
+        "peer_budget_75_compiled", "host_budget_75_compiled", "auto_budget_75_compiled",
     )  # fmt: skip
     HOST_HEAVY = ("offload_activations", "save_on_cpu", "host", "auto")
+    HYPER = ("peer", "peer_only", "host", "auto")
 
     def is_host_heavy(self, name: str) -> bool:
         """It pins as much host memory as activations: one such mode at a time."""
-        return name.removesuffix("_compiled") in self.HOST_HEAVY
+        return _plain(name)[0] in self.HOST_HEAVY
 
     def bouts(self, names: list[str]) -> list[list[str]]:
         """Modes that are measured side by side: all light ones together, and each mode that pins
@@ -184,23 +187,18 @@ class Modes:
 
     def make(self, name: str) -> Any:
         """The mode of that name. KeyError: there is none."""
-        base = name.removesuffix("_compiled")
-        compiled = base != name
-        suffix = "_compiled" if compiled else ""
+        base, suffix, budget = _plain(name)
         references = (f"nothing{suffix}", f"checkpoint{suffix}")
-        around: Enter = self._compiling(1.0) if compiled else contextlib.nullcontext
-        if base in ("peer", "peer_only", "host", "auto"):
-            return self._hyper(name, base, references, around, suffix)
+        around = self._compiling(budget) if suffix else contextlib.nullcontext
+        if base in self.HYPER:
+            return self._hyper(name, base, references, around)
         simple = functools.partial(SimpleMode, name, references=references)
         if base in ("nothing", "checkpoint"):
             inner: Enter = (
                 contextlib.nullcontext if base == "nothing" else self._workload.checkpointing
             )
             return simple(_both(around, inner), must_be_equal=True)
-        if compiled:
-            percent = int(base.removeprefix("memory_budget_"))
-            return simple(self._compiling(percent / 100))
-        return simple(**self._others()[base])
+        return simple(around) if base == "memory" else simple(**self._others()[base])
 
     def _others(self) -> dict[str, dict[str, Any]]:
         pin = self._device.type == "cuda"
@@ -240,19 +238,23 @@ class Modes:
         return self._workload.around(call)
 
     def _hyper(
-        self, name: str, base: str, references: tuple[str, ...], around: Enter, suffix: str
+        self, name: str, base: str, references: tuple[str, ...], around: Enter
     ) -> HyperFramesMode:
         forbid = {"peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "host": ("peer",)}
         kind = "host" if base == "host" else "peer"
 
+        _, suffix, budget = _plain(name)
+        whole = self._compiling(1.0) if suffix else contextlib.nullcontext
+
         def profile() -> hf.Profile:
-            if suffix not in self._profiles:
-                self._profiles[suffix] = self._workload.profile()
-            return self._profiles[suffix]
+            key = (suffix, budget)
+            if key not in self._profiles:
+                self._profiles[key] = self._workload.profile()
+            return self._profiles[key]
 
         return HyperFramesMode(
             name, self._workload, profile, forbid.get(base, ()), self._factors[kind],
-            functools.partial(self._checkpoint_peak, around, suffix), references,
+            functools.partial(self._checkpoint_peak, whole, suffix), references,
             tries=1 if self.is_host_heavy(name) else self._tries, enter=around,
             options=self._options, needs_peer=base.startswith("peer"),
         )  # fmt: skip
@@ -307,6 +309,15 @@ class Modes:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             self._workload.loss()
         return total
+
+
+def _plain(name: str) -> tuple[str, str, float]:
+    """The name without its suffix and its budget, the suffix, and the share of what compiled code
+    would save that it may save."""
+    base = name.removesuffix("_compiled")
+    suffix = name[len(base) :]
+    base, found, percent = base.partition("_budget_")
+    return base, suffix, int(percent) / 100 if found else 1.0
 
 
 def _both(first: Enter, second: Enter) -> Enter:

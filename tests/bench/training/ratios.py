@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 Rows = list[dict[str, Any]]
+SUFFIXES = ("", "_compiled", "_budget_75_compiled")
 
 
 def look(row: dict[str, Any] | None, *path: str) -> float | None:
@@ -22,7 +23,7 @@ def mode_ratios(rows: Rows) -> dict[str, float]:
     found: dict[str, float | None] = {}
     by = {(r["length"], r["mode"]): r for r in rows if r["part"] == "modes"}
     for word, length in (("8k", 8192), ("32k", 32768), ("64k", 65536), ("128k", 131072)):
-        for mode in ("peer", "host", "auto", "peer_compiled", "host_compiled", "auto_compiled"):
+        for mode in (f"{base}{suffix}" for base in ("peer", "host", "auto") for suffix in SUFFIXES):
             row = by.get((length, mode))
             suffix = "_compiled" if mode.endswith("_compiled") else ""
             for other in ("nothing", "checkpoint"):
