@@ -14,6 +14,7 @@ import pytest
 from bench import finetune, llama
 from gpus import merge, run
 from gpus.steps import Step
+from hyperframes import _native
 
 
 def test_every_step_is_named_once_and_fits_a_short_lease() -> None:
@@ -114,6 +115,22 @@ def test_programs_of_the_kit_run_from_there_with_its_library(tmp_path: Path) -> 
     made = run.environment(tmp_path)
     assert made["HYPERFRAMES_LIBRARY"] == str(tmp_path / "lib/libhyperframes.so")
     assert made["LD_LIBRARY_PATH"].split(os.pathsep)[0] == str(tmp_path / "lib")
+
+
+def test_jobs_find_the_library_of_the_kit_without_a_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The agent passes none of its settings on to workers."""
+    library = tmp_path / "release/lib/libhyperframes.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    with tarfile.open(tmp_path / "kit.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "release", "release")
+    programs = run.unpacked(tmp_path / "kit.tar.gz", tmp_path / "kit")
+    run.link_programs(programs, tmp_path / "bazel-bin")
+    monkeypatch.delenv("HYPERFRAMES_LIBRARY", raising=False)
+    inside = [path.relative_to(run.ROOT) for path in _native.library_candidates()]
+    assert any((tmp_path / path).exists() for path in inside), inside
 
 
 def ends_within(pid: int, seconds: float = 30) -> bool:
