@@ -61,11 +61,11 @@ def test_a_forward_that_raised_is_no_micro_batch() -> None:
 
 
 def test_a_token_lives_as_long_as_what_its_forward_saved() -> None:
-    in_flight = InFlight(lambda: 0)
-    in_flight.begin()
+    in_flight = InFlight()
+    in_flight.begin(0)
     saved = in_flight.token
     assert saved is not None
-    in_flight.completed()
+    in_flight.completed(0)
     assert in_flight.token is saved and in_flight.times.totals()[0] == 0
     del saved
     assert in_flight.token is None and in_flight.times.totals()[0] == 1

@@ -61,14 +61,9 @@ class MicroBatchTimes:
 
 
 class InFlight:
-    """Counts forwards that still hold most of what they saved.
+    """Counts forwards that still hold most of what they saved."""
 
-    Args:
-        held: bytes that are held for backward now, wherever they wait.
-    """
-
-    def __init__(self, held: Callable[[], int]) -> None:
-        self._held = held
+    def __init__(self) -> None:
         self._held_by_one = 0
         self._living: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self.times = MicroBatchTimes()
@@ -82,12 +77,16 @@ class InFlight:
         """Of the newest forward; None when nothing that it saved is left."""
         return self._newest() if self._newest is not None else None
 
-    def begin(self) -> int:
-        """A forward begins; the number in flight with it."""
+    def begin(self, held: int) -> int:
+        """A forward begins; the number in flight with it.
+
+        Args:
+            held: bytes that are held for backward now, wherever they wait.
+        """
         self._of_forward = self._newest = None
         count = 1
         # An output that nobody differentiated keeps a little of an old graph: no forward in flight.
-        if self._held() * 2 >= self._held_by_one:
+        if held * 2 >= self._held_by_one:
             count += sum(token.completed for token in self._living)
         self.most = max(self.most, count)
         self._of_forward = ForwardToken(self.times.begin())
@@ -95,9 +94,9 @@ class InFlight:
         self._living.add(self._of_forward)
         return count
 
-    def completed(self) -> None:
-        """The forward returned (one that raised waits for no backward)."""
+    def completed(self, held: int) -> None:
+        """The forward returned (one that raised waits for no backward), and so much is held."""
         if self._of_forward is not None:
             self._of_forward.completed = True
-            self._held_by_one = self._held() // max(1, sum(t.completed for t in self._living))
+            self._held_by_one = held // max(1, sum(t.completed for t in self._living))
             self._of_forward = None

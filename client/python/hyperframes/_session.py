@@ -107,7 +107,7 @@ class Session:
         self._gathers = any(gathers_weights(part) for part in self._root.modules())
         self._signature: Signature = ()
         self._micro_batch = 0
-        self._in_flight = InFlight(self._held_bytes)
+        self._in_flight = InFlight()
         self._replays = Replays()
         self._counts = {
             "steps": 0, "forwards": 0, "unplanned_storages": 0, "unplanned_bytes": 0,
@@ -137,7 +137,7 @@ class Session:
         try:
             self._install()
         except BaseException:
-            self._uninstall(*sys.exc_info())
+            self.__exit__(*sys.exc_info())
             raise
         register(self._model, self)
         return self._model
@@ -313,7 +313,7 @@ class Session:
         signature = signature_of(args, kwargs)
         quiescent = self._store.quiesce()
         self._micro_batch = 0 if quiescent else self._micro_batch + 1
-        in_flight = self._in_flight.begin()
+        in_flight = self._in_flight.begin(self._held_bytes())
         if quiescent:
             self._answer_revocation()
             self._book.apply_lessons(self._signature)
@@ -332,7 +332,7 @@ class Session:
     def _after_root(self, module: nn.Module, args: Any, output: Any) -> None:
         self._ledger.in_root = False
         if output is not None and not self._passes():
-            self._in_flight.completed()
+            self._in_flight.completed(self._held_bytes())
             self._report(self._counts["steps"] - 1)  # Now most of a step's activations wait.
 
     def _held_bytes(self) -> int:

@@ -130,6 +130,51 @@ def test_nothing_keeps_the_model_once_its_context_was_left() -> None:
     assert context.stats()["steps"] == 1
 
 
+class Refusing(FakeBackend):
+    def plan(self, *_: Any) -> Any:
+        raise hf.ResourceExhausted("no plan fits")
+
+
+@pytest.mark.parametrize("end", ["left", "refused", "never entered"])
+def test_a_model_goes_with_its_last_name_not_when_garbage_is_collected(end: str) -> None:
+    """Its weights and gradients are on a GPU, whose memory the collector does not see."""
+
+    def use(model: torch.nn.Module) -> None:
+        backend = (Refusing if end == "refused" else FakeBackend)(mixed)
+        context = hf.hyperframes(model, sample_input=batch(0)[0], _backend=backend)
+        if end == "refused":
+            with pytest.raises(hf.ResourceExhausted), context:
+                raise AssertionError("it has no plan")
+        elif end == "left":
+            with context as inside:
+                train(inside, steps=1)
+
+    model = make_gpt()
+    alive = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        use(model)
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_context_that_fails_as_it_is_entered_gives_back_what_it_leased(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no hooks today")
+
+    backend, model = FakeBackend(mixed), make_gpt()
+    monkeypatch.setattr("hyperframes._session.announce", fail)
+    with pytest.raises(RuntimeError, match="no hooks today"):
+        hf.hyperframes(model, sample_input=batch(0)[0], _backend=backend).__enter__()
+    assert backend.engine.closed
+    assert not model._forward_hooks and not model._forward_pre_hooks
+
+
 def test_the_engine_keeps_what_it_cannot_place_and_nothing_changes() -> None:
     plain = train(make_gpt())
     model = make_gpt()
