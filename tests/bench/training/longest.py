@@ -64,8 +64,10 @@ class Search:
         row: dict[str, Any] = {
             "part": "longest", "length": length, "mode": mode, "cap_bytes": self._cap,
             "gpus": max(1, torch.cuda.device_count()),
-            "lenders": self._lenders(mode),
+            "lenders": max(0, torch.cuda.device_count() - 1) if mode in HYPER else 0,
         }  # fmt: skip
+        if "peer" in HYPER.get(mode, ()):
+            row["lenders"] = 0
         self._workload.set_length(length)
         meter = Meter(self._workload, self._device, warms=False)
         try:
@@ -86,12 +88,6 @@ class Search:
         if "why" in row:
             self._say(f"    {row['why']}")
         return row
-
-    @staticmethod
-    def _lenders(mode: str) -> int:
-        """GPUs that the mode may borrow from."""
-        borrows = mode in HYPER and "peer" not in HYPER[mode]
-        return max(0, torch.cuda.device_count() - 1) if borrows else 0
 
     def _step(self, mode: str, meter: Meter) -> int:
         if mode not in HYPER:
