@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from example_jobs import shell_job
+from gpus import twin
 from local_cluster import ROOT, LocalCluster, Node, wait_until
 
 FAKES = ROOT / "bazel-bin" / "agent" / "device" / "cuda" / "fake"
@@ -59,6 +60,25 @@ def test_links_that_could_not_be_measured_are_told_and_counted(
         assert len(links["unmeasured"]) == 6
         assert "cuDevicePrimaryCtxRetain" in links["unmeasured"][0]["message"]
         assert 'hyperframes_links_unmeasured{reason="copy_failed"} 6' in page("/metrics")
+
+
+def test_of_one_gpu_seen_as_two_a_job_gets_the_one_that_computes(
+    fakes: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    fakes.setenv("HYPERFRAMES_FAKE_GPUS", "1")
+    fakes.setenv("HYPERFRAMES_TWIN_DIRECTORY", str(run_directory / "twin"))
+    for name, library in twin.environment(ROOT / "bazel-bin").items():
+        fakes.setenv(name, library)
+    with LocalCluster(run_directory, [Node("n", "")]) as cluster:
+        gpus = [gpu["uuid"] for gpu in cluster.client.nodes()[0]["gpus"]]
+        assert sorted(gpus) == [GPU.format(1), GPU.format(1).replace("GPU-00", "GPU-ff")]
+        words = " ".join(twin.words())
+        script = f"echo $HYPERFRAMES_GPU $CUDA_VISIBLE_DEVICES; {words} printenv"
+        job_id = cluster.submit(shell_job(script))
+        assert cluster.wait_job(job_id, 60)["state"] == "JOB_STATE_SUCCEEDED"
+        own, *log = cluster.whole_log(job_id, 0).splitlines()
+        assert own.split() == [GPU.format(1)] * 2
+        assert set(twin.words()[1:]) <= set(log)
 
 
 def test_partitions_get_no_job_and_say_why(fakes: pytest.MonkeyPatch, run_directory: Path) -> None:

@@ -84,6 +84,23 @@ bool IsTwin(const CUmemAllocationProp& properties) {
   return properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE && IsTwin(properties.location.id);
 }
 
+// It has to see its GPU also where this process is to see the twin alone. Where somebody has
+// started it already, as torch does, that is left as it is.
+CUresult StartReal(unsigned flags) {
+  int count = 0;
+  if (RealDriver().cuDeviceGetCount(&count) == CUDA_SUCCESS) return CUDA_SUCCESS;
+  const char* const set = getenv(kVisible);
+  const std::string named = set == nullptr ? "" : set;
+  setenv(kVisible, "0", /*overwrite=*/1);
+  const CUresult started = RealDriver().cuInit(flags);
+  if (set == nullptr) {
+    unsetenv(kVisible);
+  } else {
+    setenv(kVisible, named.c_str(), /*overwrite=*/1);
+  }
+  return started;
+}
+
 size_t RealTotal() {
   size_t total = 0;
   return RealDriver().cuDeviceTotalMem(&total, kReal) == CUDA_SUCCESS ? total : 0;
@@ -94,18 +111,9 @@ size_t RealTotal() {
 extern "C" {
 
 CUresult cuInit(unsigned flags) {
-  // The real driver has to see its GPU also where the twin alone is meant. Too late, and of no
-  // harm, where somebody has started it before.
   const char* const set = getenv(kVisible);
   const std::string named = set == nullptr ? "" : set;
-  setenv(kVisible, "0", /*overwrite=*/1);
-  const CUresult started = RealDriver().cuInit(flags);
-  if (set == nullptr) {
-    unsetenv(kVisible);
-  } else {
-    setenv(kVisible, named.c_str(), /*overwrite=*/1);
-  }
-  if (started != CUDA_SUCCESS) return started;
+  if (const CUresult started = StartReal(flags); started != CUDA_SUCCESS) return started;
   CUuuid uuid = {};
   if (const CUresult told = RealDriver().cuDeviceGetUuid(&uuid, kReal); told != CUDA_SUCCESS) {
     return told;
