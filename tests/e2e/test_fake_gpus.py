@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,18 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+def page(cluster: LocalCluster, path: str) -> str:
+    address = cluster.agents["n"].ready["http"]
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def surveyed(cluster: LocalCluster) -> dict[str, Any]:
+    """What the agent knows of its links, once it has tried them all."""
+    wait_until(lambda: json.loads(page(cluster, "/statusz"))["links"]["done"], 60, "the survey")
+    return dict(json.loads(page(cluster, "/statusz"))["links"])
+
+
 def test_ranks_find_their_own_gpu_under_their_local_rank(
     fakes: pytest.MonkeyPatch, run_directory: Path
 ) -> None:
@@ -48,28 +61,24 @@ def test_ranks_find_their_own_gpu_under_their_local_rank(
 def test_links_that_could_not_be_measured_are_told_and_counted(
     fakes: pytest.MonkeyPatch, run_directory: Path
 ) -> None:
-    def page(path: str) -> str:
-        address = cluster.agents["n"].ready["http"]
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
-            return str(answer.read().decode())
-
     with LocalCluster(run_directory, [Node("n", "", {"host-bytes": "64MiB"})]) as cluster:
-        wait_until(lambda: json.loads(page("/statusz"))["links"]["done"], 60, "the survey")
-        links = json.loads(page("/statusz"))["links"]
+        links = surveyed(cluster)
         assert links["measured"] == []
         assert len(links["unmeasured"]) == 6
         assert "cuDevicePrimaryCtxRetain" in links["unmeasured"][0]["message"]
-        assert 'hyperframes_links_unmeasured{reason="copy_failed"} 6' in page("/metrics")
+        assert 'hyperframes_links_unmeasured{reason="copy_failed"} 6' in page(cluster, "/metrics")
 
 
 def test_of_one_gpu_seen_as_two_a_job_gets_the_one_that_computes(
     fakes: pytest.MonkeyPatch, run_directory: Path
 ) -> None:
-    fakes.setenv("HYPERFRAMES_FAKE_GPUS", "1")
+    fakes.setenv("HYPERFRAMES_FAKE_GPUS", "1,contexts")
     fakes.setenv("HYPERFRAMES_TWIN_DIRECTORY", str(run_directory / "twin"))
     for name, library in twin.environment(ROOT / "bazel-bin").items():
         fakes.setenv(name, library)
-    with LocalCluster(run_directory, [Node("n", "")]) as cluster:
+    with LocalCluster(run_directory, [Node("n", "", {"host-bytes": "64MiB"})]) as cluster:
+        links = surveyed(cluster)
+        assert (len(links["measured"]), links["unmeasured"]) == (6, [])
         gpus = [gpu["uuid"] for gpu in cluster.client.nodes()[0]["gpus"]]
         assert sorted(gpus) == [GPU.format(1), GPU.format(1).replace("GPU-00", "GPU-ff")]
         words = " ".join(twin.words())

@@ -19,7 +19,7 @@ TWIN = frozenset({
     "lending", "conformance", "chaos", "agent_lending", "peer_64k", "peer_128k", "longest_peer",
     "cluster", "cases_on_gpus", "train", "train_200", "memcheck",
 })  # fmt: skip
-MUCH_TWIN_MEMORY = (("HYPERFRAMES_TWIN_BYTES", str(88 << 30)),)  # Read where there is a twin.
+MUCH_TWIN_MEMORY = (("HYPERFRAMES_TWIN_BYTES", str(80 << 30)),)  # Read where there is a twin.
 
 
 @dataclass(frozen=True)
