@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -248,6 +249,49 @@ def test_results_of_two_machines_are_merged_row_by_row() -> None:
     second = {"name": "finetune", "rows": [row(1, "old"), row(2, "old"), row(3, "new")]}
     report = merge.merged(finetune, base, [first, second])
     assert [r["command"] for r in report["rows"]] == ["new", "old", "new"]
+
+
+def test_one_gpu_is_taken_as_two_by_the_steps_that_can_and_every_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import os; print(os.environ.get('HYPERFRAMES_CUDA_LIBRARY', 'none'))"
+    steps = tuple(
+        Step(name, ("python", "-c", program), 60, gpus)
+        for name, gpus in (("lending", 2), ("train", 1), ("lender", 2), ("engine", 1))
+    )
+    monkeypatch.setattr(run, "STEPS", steps)
+    monkeypatch.setattr(run, "gpus_here", lambda: 1)
+    assert run.main([f"--output={tmp_path}", "--twin"]) == 0
+    printed = capsys.readouterr().out
+    assert "PASSED lending (one GPU seen as two)" in printed
+    assert "PASSED train (one GPU seen as two)" in printed
+    assert "SKIPPED lender: needs 2 GPUs, there are 1" in printed
+    assert "PASSED engine: status 0" in printed
+    assert "libtwin-cuda.so" in (tmp_path / "lending_twin.log").read_text()
+    assert (tmp_path / "engine.log").read_text() == "none\n"
+
+
+def test_without_a_gpu_there_is_nothing_to_see_as_two(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "gpus_here", lambda: 0)
+    assert run.main([f"--output={tmp_path}", "--twin"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("0 passed, 0 failed")
+
+
+def test_rows_of_a_twin_are_never_mixed_with_those_of_real_gpus(tmp_path: Path) -> None:
+    def row(mode: str, length: int, **more: object) -> dict[str, object]:
+        return {"part": "longest", "mode": mode, "length": length, "trains": True, **more}
+
+    alone = [row("checkpoint", 1000), row("checkpoint", 2000, trains=False)]
+    real = tmp_path / "finetune.json"
+    real.write_text(json.dumps({"rows": alone}))
+    lent = [row("peer", 3000, twin=True)]
+    base: dict[str, object] = {"rows": []}
+    report = merge.merged(finetune, base, [{"rows": alone + lent}], real)
+    assert report["rows"] == lent
+    assert report["ratios"] == {"longest_sequence_vs_checkpoint": 3.0}
+    assert merge.merged(finetune, {"rows": alone}, [{"rows": lent}])["rows"] == alone
 
 
 def test_figures_of_an_earlier_call_are_taken_up(

@@ -270,5 +270,30 @@ def test_rows_with_the_same_key_are_replaced_and_ratios_made_anew(tmp_path: Path
     assert all(row["command"] == "c" and row["machine"] for row in report["rows"])
 
 
+def test_what_one_gpu_seen_as_two_shows_has_a_file_of_its_own_and_no_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(mode: str, **more: Any) -> dict[str, Any]:
+        row = {"part": "modes", "length": 8192, "mode": mode, "tokens_per_s": 1.0, "gradients": "",
+               "peak_bytes": 2, "peak_vs": {"checkpoint": 1.5}, "throughput_vs": {"nothing": 0.1},
+               **more}  # fmt: skip
+        return merge(
+            tmp_path / "finetune.json", name="finetune", command="c", rows=[row], key=finetune.KEY,
+            ratios=finetune.ratios,
+        )  # fmt: skip
+
+    add("host")
+    monkeypatch.setenv("HYPERFRAMES_CUDA_LIBRARY", "/kit/libtwin-cuda.so")
+    report = add("peer")
+    assert report["name"] == "finetune_twin"
+    assert report["ratios"] == {"peer_8k_peak_vs_checkpoint": 1.5}
+    (row,) = report["rows"]
+    assert row["twin"] and row["peak_bytes"] == 2 and "one GPU seen as two" in row["machine"]
+    assert not {"tokens_per_s", "throughput_vs"} & set(row)
+    assert json.loads((tmp_path / "finetune_twin.json").read_text()) == report
+    (alone,) = json.loads((tmp_path / "finetune.json").read_text())["rows"]
+    assert alone["mode"] == "host" and "twin" not in alone
+
+
 def test_lengths_are_read_in_units_of_1024() -> None:
     assert lengths_of("8k,32K,100") == [8192, 32768, 100]

@@ -26,6 +26,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from gpus import twin
 from gpus.nvml import Nvml
 from local_cluster import ENDED, ROOT, LocalCluster, Node, wait_until
 
@@ -100,6 +101,7 @@ class Trial:
         if self.simulated:
             environment["OMP_NUM_THREADS"] = "1"
         command = [
+            *([] if self.simulated else twin.words()),
             *(["env", "HYPERFRAMES_MODE=off"] if off else []),
             sys.executable, str(ROOT / "tests/gpus/gpu_worker.py"), f"--report={report}",
             f"--steps={steps or self.steps}", *(SMALL if self.simulated else []), *extra,

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("client/python", "deploy", "tests")]
 
 from bench import across_nodes, finetune, llama  # noqa: E402
+from bench.training.report import TWIN, twin_ratios  # noqa: E402
 
 SHARED = {"finetune": finetune, "llama": llama, "across_nodes": across_nodes}
 
@@ -34,9 +35,13 @@ def reports(archive: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def merged(module: Any, base: dict[str, Any], news: list[dict[str, Any]]) -> dict[str, Any]:
+def merged(
+    module: Any, base: dict[str, Any], news: list[dict[str, Any]], real: Path | None = None
+) -> dict[str, Any]:
     """The report with the rows of all; later ones win. What a machine only carried along from
-    ``base`` is no news."""
+    ``base`` is no news. ``real``: the report is of one GPU seen as two, and that is the one of
+    real GPUs; the rows of the two are never mixed."""
+    ratios = module.ratios if real is None else twin_ratios(real, module.KEY, module.ratios)
 
     def key(row: dict[str, Any]) -> str:
         return json.dumps([row.get(name) for name in module.KEY])
@@ -44,9 +49,13 @@ def merged(module: Any, base: dict[str, Any], news: list[dict[str, Any]]) -> dic
     carried = base.get("rows", [])
     rows = {key(row): row for row in carried}
     for report in news:
-        rows |= {key(row): row for row in report["rows"] if row not in carried}
+        rows |= {
+            key(row): row
+            for row in report["rows"]
+            if row not in carried and bool(row.get("twin")) == (real is not None)
+        }
     everything = [rows[name] for name in sorted(rows)]
-    return {**base, **news[-1], "rows": everything, "ratios": module.ratios(everything)}
+    return {**base, **news[-1], "rows": everything, "ratios": ratios(everything)}
 
 
 def main(archives: list[str]) -> None:
@@ -57,9 +66,11 @@ def main(archives: list[str]) -> None:
     for name, news in sorted(by_file.items()):
         path = ROOT / "docs/benchmarks" / name
         base = json.loads(path.read_text()) if path.exists() else {}
-        module = SHARED.get(path.stem)
+        stem = path.stem.removesuffix(TWIN)
+        module = SHARED.get(stem)
+        real = path.with_name(f"{stem}.json") if stem != path.stem else None
         fresh = [report for report in news if report != base] or [base]
-        report = merged(module, base, fresh) if module is not None else fresh[-1]
+        report = merged(module, base, fresh, real) if module is not None else fresh[-1]
         path.write_text(json.dumps(report, indent=1 if module is not None else 2) + "\n")
         print(f"{name}: {len(report['rows'])} rows")
 

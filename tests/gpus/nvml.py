@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 
 class _Memory(ctypes.Structure):
@@ -13,7 +14,8 @@ class Nvml:
     """Raises OSError where there is no NVML."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        named = os.environ.get("HYPERFRAMES_NVML_LIBRARY")  # As the programs take it.
+        self._library = ctypes.CDLL(named or "libnvidia-ml.so.1")
         self._call("nvmlInit_v2")
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))

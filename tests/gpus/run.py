@@ -4,12 +4,16 @@
     bazel build //tests/gpus:kit                       # here, or where Bazel is
     python tests/gpus/run.py --kit gpu-tests.tar.gz    # everything that this machine's GPUs allow
     python tests/gpus/run.py --list
+    python tests/gpus/run.py --twin --steps lending,cluster    # on one GPU, as if there were two
     python tests/gpus/run.py --steps doctor,conformance+chaos,peer_32k --seconds 560 --collect out
 
 Steps with a plus between them run at once. The machine needs torch, this checkout, and either its
 bazel-bin or the kit. Every step's output goes to a file of its own, and its end to stdout;
 benchmarks write docs/benchmarks, which is copied to --output after every step. A step that takes
 too long is killed with all that it started, and the next one begins. The last line counts.
+
+With --twin, steps that compare bits and count bytes between two GPUs run on one that is seen as two
+(agent/device/cuda/twin); their logs and files have "twin" in their names, and no times.
 """
 
 from __future__ import annotations
@@ -34,9 +38,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from gpus import twin  # noqa: E402
 from gpus.nvml import Nvml  # noqa: E402
 from gpus.steps import STEPS as STEPS  # noqa: E402
-from gpus.steps import Step  # noqa: E402
+from gpus.steps import TWIN, Step  # noqa: E402
 
 PASSED_BYTES, FAILED_BYTES = 900, 2500  # Of a step's log, on stdout: callers may see 12,000 only.
 GRACE_S = 5.0
@@ -119,14 +124,17 @@ def gpus_here() -> int:
     return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
-def run_step(step: Step, programs: Path, log: Path, limit_s: float | None = None) -> int:
+def run_step(
+    step: Step, programs: Path, log: Path, limit_s: float | None = None, as_twins: bool = False
+) -> int:
     """Its exit status; 124 when it took too long. Nothing of its session is left."""
+    more = {**dict(step.environment), **(twin.environment(programs) if as_twins else {})}
     with log.open("wb") as output:
         try:
             child = subprocess.Popen(
                 resolved(step.command, programs),
                 cwd=ROOT if step.command[0] == "python" else programs,
-                env={**environment(programs), **dict(step.environment)},
+                env={**environment(programs), **more},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -214,6 +222,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     flag("--collect", type=Path, help="gets results.tar.gz and summary.txt, kept up to date")
     flag("--seconds", type=float, default=0, help="for all; a step without time is not begun")
     flag("--grow-memory", type=int, default=0, help="GiB to touch beside the first steps, once")
+    flag("--twin", action="store_true", help="one GPU seen as two, for the steps that can use it")
     flag("--commit", help="of this tree, for the files; default: git's")
     return parser.parse_args(arguments)
 
@@ -240,7 +249,7 @@ class Runner:
 
     def __init__(self, args: argparse.Namespace, programs: Path, gpus: int, until: float) -> None:
         self._output, self._collect, self._until = args.output, args.collect, until
-        self._programs, self._gpus = programs, gpus
+        self._programs, self._gpus, self._twin = programs, gpus, args.twin
         self._lock = threading.Lock()
         self._began = time.time() - 1  # Files' times come from a coarser clock.
         self.lines: list[str] = []
@@ -275,11 +284,15 @@ class Runner:
             self.say(f"  GPU memory in use: {[b >> 20 for b in self._nvml.used().values()]} MiB")
         self.collect()
 
+    def _as_twins(self, step: Step) -> bool:
+        return bool(self._twin) and step.name in TWIN
+
     def _may_begin(self, step: Step) -> bool:
         left = self._until - time.monotonic()
         why = ""
-        if self._gpus < step.gpus:
-            why = f"needs {step.gpus} GPUs, there are {self._gpus}"
+        gpus = 2 if self._gpus == 1 and self._as_twins(step) else self._gpus
+        if gpus < step.gpus:
+            why = f"needs {step.gpus} GPUs, there are {gpus}"
         elif left < step.expected_s:
             why = f"takes {step.expected_s} s, {left:.0f} are left"
         if why:
@@ -288,9 +301,10 @@ class Runner:
         return not why
 
     def _run(self, step: Step, limit_s: float) -> None:
-        log = self._output / f"{step.name}.log"
+        as_twins = self._as_twins(step)
+        log = self._output / f"{step.name}{'_twin' if as_twins else ''}.log"
         start = time.monotonic()
-        status = run_step(step, self._programs, log, limit_s)
+        status = run_step(step, self._programs, log, limit_s, as_twins)
         seconds = time.monotonic() - start
         said = log.read_bytes()
         failed = bool(status)
@@ -298,7 +312,8 @@ class Runner:
         with self._lock:
             self.counts[word] += 1
             print(said[-(FAILED_BYTES if failed else PASSED_BYTES) :].decode(errors="replace"))
-            self.say(f"{word.upper()} {step.name}: status {status}, {seconds:.0f} s")
+            name = f"{step.name}{' (one GPU seen as two)' if as_twins else ''}"
+            self.say(f"{word.upper()} {name}: status {status}, {seconds:.0f} s")
 
     def figures(self) -> list[Path]:
         """Files of docs/benchmarks that were written since the start."""

@@ -14,6 +14,13 @@ CASES = (  # Apart from the checkout's own settings, which name tools that need 
 MUCH_HOST_MEMORY = (("HYPERFRAMES_HOST_BYTES", "96GiB"),)
 LONGEST = ("--part", "longest", "--alike", "3", "--patience", "240")
 
+# Steps that one GPU seen as two can take: they count bytes and compare bits. No step of times.
+TWIN = frozenset({
+    "lending", "conformance", "chaos", "agent_lending", "peer_64k", "peer_128k", "longest_peer",
+    "cluster", "cases_on_gpus", "train", "train_200", "memcheck",
+})  # fmt: skip
+MUCH_TWIN_MEMORY = (("HYPERFRAMES_TWIN_BYTES", str(80 << 30)),)  # Read where there is a twin.
+
 
 @dataclass(frozen=True)
 class Step:
@@ -66,14 +73,14 @@ STEPS = (
         "peer_64k",
         (*FINETUNE, "--lengths", "64k", "--modes", "checkpoint,peer", "--rounds", "2", "--steps",
          "1", "--once", "--early", "--patience", "180", "--seconds", "200"),
-        300, 2, "finetune.json", 175,
+        300, 2, "finetune.json", 175, MUCH_TWIN_MEMORY,
     ),
     Step(
         "peer_128k",
         (*FINETUNE, "--lengths", "128k", "--modes", "checkpoint,peer", "--rounds", "1", "--steps",
          "1", "--warm", "0", "--tries", "1", "--once", "--early", "--alike", "3", "--patience",
          "200"),
-        340, 2, "finetune.json", 215,
+        340, 2, "finetune.json", 215, MUCH_TWIN_MEMORY,
     ),
     Step("longest_checkpoint", (*FINETUNE, *LONGEST, "--modes", "checkpoint", "--seconds", "200"),
          300, 1, "finetune.json, capped at 40 GiB", 80, (("CUDA_VISIBLE_DEVICES", "0"),)),

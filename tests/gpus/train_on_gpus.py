@@ -31,6 +31,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hyperframes as hf
+from gpus import twin
 from hyperframes import _native
 
 DEVICE = torch.device("cuda", 0)
@@ -303,7 +304,7 @@ def run_modes(arguments: argparse.Namespace, dtype: torch.dtype) -> tuple[int, i
     failures = skips = 0
     for name in arguments.modes.split(","):
         mode = MODES[name]
-        if mode.get("needs_peer") and torch.cuda.device_count() < 2:
+        if mode.get("needs_peer") and twin.gpus() < 2:
             print(json.dumps({"mode": name, "skipped": "needs a second GPU"}), flush=True)
             skips += 1
             continue
@@ -358,7 +359,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         raise SystemExit("needs a GPU that torch sees")
     torch.use_deterministic_algorithms(not arguments.any_order)
-    print(torch.__version__, torch.cuda.device_count(), torch.cuda.get_device_name(0), flush=True)
+    print(torch.__version__, twin.gpus(), torch.cuda.get_device_name(0), flush=True)
     links()
     failures = skips = 0
     for dtype in arguments.dtype.split(","):

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,7 +60,10 @@ Meaning MeaningOf(CUresult result) {
 }
 
 absl::StatusOr<const CudaDriver*> OpenOnce() {
-  HF_ASSIGN_OR_RETURN(std::unique_ptr<CudaDriver> driver, CudaDriver::Open(kLibrary));
+  const char* const named = std::getenv("HYPERFRAMES_CUDA_LIBRARY");
+  const bool given = named != nullptr && *named != '\0';
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<CudaDriver> driver,
+                      CudaDriver::Open(given ? named : kLibrary));
   HF_RETURN_IF_ERROR(driver->Check(driver->cuInit(0), "cuInit"));
   return driver.release();  // Lives as long as the process: threads may use it to the end.
 }

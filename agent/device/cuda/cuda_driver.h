@@ -42,8 +42,9 @@ struct CudaDriver {
   // By its old name: the one that CUDA 12.8 renamed does the same, and older drivers lack it.
   CUresult (*event_elapsed_time)(float* milliseconds, CUevent start, CUevent end) = nullptr;
 
-  // The process's driver, opened and initialised at the first call. NotFound: no driver, or no GPU;
-  // FailedPrecondition: a driver that is too old or does not start. The same answer every time.
+  // The process's driver, opened and initialised at the first call: HYPERFRAMES_CUDA_LIBRARY, else
+  // libcuda.so.1. NotFound: no driver, or no GPU; FailedPrecondition: a driver that is too old or
+  // does not start. The same answer every time.
   static absl::StatusOr<const CudaDriver*> Get();
 
   // Opens `library` without initialising it. NotFound: it cannot be loaded; FailedPrecondition: a

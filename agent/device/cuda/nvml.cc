@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <memory>
 #include <utility>
@@ -13,7 +14,6 @@
 namespace hyperframes {
 namespace {
 
-constexpr const char* kLibrary = "libnvidia-ml.so.1";
 constexpr int kSuccess = 0;
 constexpr int kTimeout = 10;
 constexpr unsigned long long kXid = 8;  // nvmlEventTypeXidCriticalError.
@@ -99,8 +99,13 @@ absl::StatusOr<const Nvml*> Nvml::Get() {
   return nvml;
 }
 
+std::string Nvml::Library() {
+  const char* const named = std::getenv("HYPERFRAMES_NVML_LIBRARY");
+  return named != nullptr && *named != '\0' ? named : "libnvidia-ml.so.1";
+}
+
 absl::StatusOr<const Nvml*> Nvml::OpenOnce() {
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  void* const library = dlopen(Library().c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return absl::NotFoundError(
         absl::StrCat("there is no NVML here (", std::string(dlerror()).substr(0, 200),
@@ -118,8 +123,8 @@ absl::StatusOr<const Nvml*> Nvml::OpenOnce() {
       load("nvmlDeviceGetUUID", &functions->uuid) && load("nvmlDeviceGetName", &functions->name) &&
       load("nvmlDeviceGetMemoryInfo", &functions->memory);
   if (!complete) {
-    return absl::NotFoundError(
-        absl::StrCat(kLibrary, " lacks a function that every driver since 2015 has: reinstall it"));
+    return absl::NotFoundError(absl::StrCat(
+        Library(), " lacks a function that every driver since 2015 has: reinstall it"));
   }
   load("nvmlDeviceGetNvLinkState", &functions->nvlink_state);  // Optional: only names the link.
   load("nvmlDeviceGetP2PStatus", &functions->p2p_status);      // As much.

@@ -47,6 +47,9 @@ class Nvml {
   // does not start.
   static absl::StatusOr<const Nvml*> Get();
 
+  // What is opened: HYPERFRAMES_NVML_LIBRARY, else libnvidia-ml.so.1.
+  static std::string Library();
+
   // Every GPU of the node, in NVML's order (which need not be CUDA's). A GPU that does not answer
   // is left out.
   std::vector<NodeGpu> List() const;

@@ -137,7 +137,7 @@ GpuCondition Read(const Reader& reader, const NodeGpu& gpu) {
 
 absl::StatusOr<NodeCondition> ReadNodeCondition() {
   HF_ASSIGN_OR_RETURN(const Nvml* nvml, Nvml::Get());  // Opens and initialises it, for good.
-  void* const library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const library = dlopen(Nvml::Library().c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return absl::NotFoundError("NVML has gone");
   const Reader reader(library);
   NodeCondition node;

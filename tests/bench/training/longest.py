@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import hyperframes as hf
+from gpus import twin
 
 from .hyper import NOTHING_AGAIN, HyperMode, least_budget
 from .measure import Meter, OutOfTimeError, forget_frames, time_limit
@@ -57,14 +58,14 @@ class Search:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
             # A lender's free memory less the reserve is what it lends.
-            os.environ["HYPERFRAMES_RESERVE_BYTES"] = str(max(0, total - cap))
+            os.environ["HYPERFRAMES_RESERVE_BYTES"] = str(max(0, twin.lender_bytes(total) - cap))
 
     def trial(self, mode: str, length: int) -> dict[str, Any]:
         """One step at that length; a row."""
         row: dict[str, Any] = {
             "part": "longest", "length": length, "mode": mode, "cap_bytes": self._cap,
-            "gpus": max(1, torch.cuda.device_count()),
-            "lenders": max(0, torch.cuda.device_count() - 1) if mode in HYPER else 0,
+            "gpus": max(1, twin.gpus()),
+            "lenders": max(0, twin.gpus() - 1) if mode in HYPER else 0,
         }  # fmt: skip
         if "peer" in HYPER.get(mode, ()):
             row["lenders"] = 0

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 )
 
 import hyperframes as hf
+from gpus import twin
 
 from .hyper import NOTHING_AGAIN, HyperMode
 from .measure import Measured, Meter, SkippedError
@@ -89,7 +90,7 @@ class HyperFramesMode:
 
     def prepare(self, meter: Meter) -> None:
         device = next(self.workload.model.parameters()).device
-        if self.needs_peer and device.type == "cuda" and torch.cuda.device_count() < 2:
+        if self.needs_peer and device.type == "cuda" and twin.gpus() < 2:
             raise SkippedError("needs a second GPU")
         limit = int(self.factor * self.checkpoint_peak(meter))
         with self.enter():

@@ -14,8 +14,13 @@ from typing import Any
 
 import torch
 
+from gpus import twin
+
 ROOT = Path(__file__).resolve().parents[3]
 Rows = list[dict[str, Any]]
+Ratios = Callable[[Rows], dict[str, float]]
+TWIN = "_twin"  # Ends the names of reports that one GPU seen as two has made.
+_TIMES = ("tokens_per_s", "step_ms", "round_ms", "jitter", "throughput_vs")
 
 
 def machine() -> str:
@@ -25,6 +30,8 @@ def machine() -> str:
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         parts.insert(0, f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}")
+    if twin.is_twin():
+        parts.insert(0, "one GPU seen as two")
     return ", ".join([*parts, f"torch {torch.__version__}"])
 
 
@@ -49,14 +56,18 @@ def merge(
     command: str,
     rows: Rows,
     key: tuple[str, ...],
-    ratios: Callable[[Rows], dict[str, float]],
+    ratios: Ratios,
 ) -> dict[str, Any]:
     """Adds rows to a report; those with the same key are replaced. Written at once or not at all.
+    Where one GPU is seen as two, to a report of its own, without times.
 
     Returns:
         The report: name, command (of the latest call), commit, machine, rows, ratios. Every row
         carries the command, commit and machine that made it.
     """
+    if twin.is_twin():
+        real, path, name = path, twins_of(path), f"{name}{TWIN}"
+        rows, ratios = [twin_row(row) for row in rows], twin_ratios(real, key, ratios)
     with _alone_in(path.parent):
         report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         made_by = {"command": command, "commit": commit(), "machine": machine()}
@@ -69,6 +80,33 @@ def merge(
         scratch.write_text(json.dumps(report, indent=1) + "\n")
         scratch.replace(path)
         return report
+
+
+def twins_of(path: Path) -> Path:
+    """The report that holds what one GPU seen as two has shown of the same."""
+    return path.with_name(f"{path.stem}{TWIN}{path.suffix}")
+
+
+def twin_row(row: dict[str, Any]) -> dict[str, Any]:
+    """As it may be kept: both GPUs' work was done by one, so that no time of it means anything."""
+    return {**{name: row[name] for name in row if name not in _TIMES}, "twin": True}
+
+
+def twin_ratios(real: Path, key: tuple[str, ...], ratios: Ratios) -> Ratios:
+    """Of the ratios of memory, those that the rows in ``real`` do not give without the twin's."""
+    known: Rows = json.loads(real.read_text())["rows"] if real.exists() else []
+
+    def found(rows: Rows) -> dict[str, float]:
+        seen = {_key(row, key) for row in known}
+        both = known + [row for row in rows if _key(row, key) not in seen]
+        without = ratios(known)
+        return {
+            name: value
+            for name, value in ratios(both).items()
+            if name not in without and ("_peak_" in name or name.startswith("longest_"))
+        }
+
+    return found
 
 
 @contextlib.contextmanager

@@ -42,15 +42,21 @@ void LogContext(const char* function) {
   fclose(log);
 }
 
+// CUDA_VISIBLE_DEVICES as it was when the driver started.
+std::atomic<bool> hides_nothing{true};
+std::string& Named() {
+  static auto& named = *new std::string();
+  return named;
+}
+
 // Indices as NVML counts. CUDA's order is the reverse of it: who confuses the two lends another
 // GPU's memory.
 std::vector<int> Visible() {
   std::vector<int> all;
   for (int index = FakeGpuCount() - 1; index >= 0; --index) all.push_back(index);
-  const char* const named = getenv("CUDA_VISIBLE_DEVICES");
-  if (named == nullptr) return all;
+  if (hides_nothing) return all;
   std::vector<int> visible;
-  std::istringstream list(named);
+  std::istringstream list(Named());
   for (std::string one; std::getline(list, one, ',');) {
     int found = -1;
     for (size_t ordinal = 0; ordinal < all.size(); ++ordinal) {
@@ -69,7 +75,15 @@ FakeContext* CurrentFakeContext() {
 }
 
 bool FakeDriverIsReady() { return started_by == getpid(); }
-void StartFakeDriver() { started_by = getpid(); }
+
+bool StartFakeDriver() {
+  const char* const named = getenv("CUDA_VISIBLE_DEVICES");
+  hides_nothing = named == nullptr;
+  Named() = hides_nothing ? "" : named;
+  if (VisibleFakeGpus() == 0) return false;
+  started_by = getpid();
+  return true;
+}
 
 int VisibleFakeGpus() { return static_cast<int>(Visible().size()); }
 

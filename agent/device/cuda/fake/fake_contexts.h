@@ -27,7 +27,8 @@ FakeContext* CurrentFakeContext();
 
 // Whether this process may call the driver: it was started here, and not in a parent that forked.
 bool FakeDriverIsReady();
-void StartFakeDriver();
+// False: CUDA_VISIBLE_DEVICES, which counts as it is now, shows none.
+bool StartFakeDriver();
 
 // Devices that CUDA_VISIBLE_DEVICES shows, in CUDA's order.
 int VisibleFakeGpus();

@@ -13,9 +13,7 @@ extern "C" {
 
 CUresult cuInit(unsigned) {
   if (FakeGpusAre("broken")) return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
-  if (hyperframes::VisibleFakeGpus() == 0) return CUDA_ERROR_NO_DEVICE;
-  hyperframes::StartFakeDriver();
-  return CUDA_SUCCESS;
+  return hyperframes::StartFakeDriver() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 CUresult cuGetErrorName(CUresult result, const char** name) {
