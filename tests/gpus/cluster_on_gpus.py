@@ -155,7 +155,7 @@ def check_start(trial: Trial) -> None:
     trial.check("the agent is ready", seconds < READY_WITHIN_S, f"{seconds:.2f} s")
     wait_until(lambda: trial.status()["links"]["done"], PATIENCE_S, "the links", 0.05)
     measured = {
-        f"{link['from'][-12:]}>{link['to'][-12:]}": (
+        f"{link['from']}>{link['to']}": (
             f"{link['kind']} {link['bytes_per_second'] / 1e9:.1f} GB/s "
             f"{link['latency_s'] * 1e6:.0f} us"
         )
