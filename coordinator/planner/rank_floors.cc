@@ -1,5 +1,6 @@
 #include "coordinator/planner/rank_floors.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <set>
 #include <utility>
@@ -21,6 +22,20 @@ bool IsMovable(const ModelStorage& storage, Bytes cap) {
   return storage.can_move && storage.bytes > 0 && storage.bytes <= cap;
 }
 
+// What the block leaves when it runs again and backward is known to read, largest first.
+std::vector<size_t> LeftAgain(const ModelBlock& block, Bytes cap) {
+  std::vector<size_t> left;
+  for (size_t s = 0; s < block.storages.size(); ++s) {
+    const ModelStorage& storage = block.storages[s];
+    if (storage.rank >= 0 || storage.is_input || storage.read_at == kNeverRead) continue;
+    if (IsMovable(storage, cap)) left.push_back(s);
+  }
+  std::stable_sort(left.begin(), left.end(), [&block](size_t a, size_t b) {
+    return block.storages[a].bytes > block.storages[b].bytes;
+  });
+  return left;
+}
+
 RankSolution Floor(const RankModel& model, Bytes cap, WhenRunAgain what) {
   SearchState state(model);
   state.set_limits({0, 0, false});
@@ -39,11 +54,7 @@ RankSolution Floor(const RankModel& model, Bytes cap, WhenRunAgain what) {
     const ModelBlock& block = model.blocks[b];
     if (!block.can_recompute || block.rerun == 0 || block.phases.empty()) continue;
     BlockChoice choice = state.choices()[b];
-    for (size_t s = 0; s < block.storages.size(); ++s) {
-      const ModelStorage& storage = block.storages[s];
-      if (storage.rank >= 0 || storage.is_input || storage.read_at == kNeverRead) continue;
-      if (IsMovable(storage, cap)) MoveIfRoom(model, state, b, s, &choice);
-    }
+    for (const size_t s : LeftAgain(block, cap)) MoveIfRoom(model, state, b, s, &choice);
     state.Set(b, MakeOption(model, block, std::move(choice)));
   }
   return Take(state);

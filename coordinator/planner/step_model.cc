@@ -228,14 +228,15 @@ void AddBackward(const ModelBlock& block, const BlockChoice& choice, Bytes beyon
     there += storage.bytes;
     if (storage.read_at != kNeverRead) read[static_cast<size_t>(storage.read_at)] += storage.bytes;
   }
-  // Run again, the forward's own working memory comes first, on top of what it leaves.
-  // What moves then is not part of that: the run counts as it is, beside the gradients that it
-  // finds.
   Bytes most = 0;
+  // Run again, the forward's own working memory comes first, on top of what it leaves.
   Bytes most_total = choice.recompute ? there + block.transient : 0;
   if (load->again_moved > 0) {
-    most = there + block.rerun;
-    most_total = there + block.rerun_working + block.phases.front().working;
+    // What moves then is not part of that: the run counts as it is, beside the gradients that it
+    // finds.
+    most_total = 0;
+    load->again_extra = there + block.rerun - load->kept;
+    load->again_total = there + block.rerun_working + block.phases.front().working - load->kept;
   }
   for (size_t p = 0; p < block.phases.size(); ++p) {
     there -= read[p];
@@ -329,14 +330,21 @@ void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
     Bytes stash = Window(limits.stash, moved, largest_before[loads.size()], limits.charge_in_full);
     if (!known) moved -= loads[i].moved;
     const Bytes again = loads[i].again_moved;
+    const Bytes again_largest = loads[i].again_largest;
+    const Bytes largest = largest_before[known ? i + 1 : i];
     const Bytes prefetched =
-        Window(limits.prefetch, moved + again,
-               std::max(loads[i].again_largest, largest_before[known ? i + 1 : i]),
+        Window(limits.prefetch, moved + again, std::max(again_largest, largest),
                limits.charge_in_full && i > 0);
     // Backward begins by giving up the stash, and only then fetches ahead.
     if (known) stash = i + 1 == loads.size() ? std::max<Bytes>(0, stash - prefetched) : 0;
-    stash = std::max(stash, Window(limits.stash, again, loads[i].again_largest, false));
-    const Bytes others = kept + prefetched + stash + (model.blocks[i].read_any_time ? 0 : anytime);
+    const Bytes kept_now = kept + (model.blocks[i].read_any_time ? 0 : anytime);
+    if (again > 0) {
+      const Bytes windows = Window(limits.stash, again, again_largest, false) +
+                            Window(limits.prefetch, moved, largest, false);
+      memory.At(kept_now + windows + loads[i].again_extra,
+                kept_now + windows + loads[i].again_total - absent);
+    }
+    const Bytes others = kept_now + prefetched + stash;
     memory.At(others + loads[i].backward_extra, others + loads[i].backward_total - absent);
     if (known) moved -= loads[i].moved;
     absent -= model.blocks[i].gradients;

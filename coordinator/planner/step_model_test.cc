@@ -121,15 +121,23 @@ TEST(StepModel, WhatABlockPutsAwayAsItRunsAgainCountsOnceItIsRead) {
   BlockChoice moves = stays;
   for (size_t s = 1; s <= 10; ++s) moves.where[s] = 0;
   const StepResult result = Step(model, {moves, moves, moves}, 0);
-  // Inputs, the run itself, a storage on its way out and one on its way back.
-  EXPECT_EQ(result.activation_peak, 3 * 100 + 250 + 100 + 100);
+  // Inputs, the run itself, and a storage on its way out.
+  EXPECT_EQ(result.activation_peak, 3 * 100 + 250 + 100);
   // Of all memory also the gradient that the run finds.
-  EXPECT_EQ(result.total_peak, 3 * 100 + 320 + 30 + 100 + 100);
+  EXPECT_EQ(result.total_peak, 3 * 100 + 320 + 30 + 100);
   // Each block's 1000 bytes go out in 10 s, of which the run hides 1, and come back in 10.
   EXPECT_DOUBLE_EQ(result.step_s, 9 + 3 + 3 * (9 + 10));
   // What stays is there all along.
   moves.where[1] = kKept;
-  EXPECT_EQ(Step(model, {moves, moves, moves}, 0).activation_peak, 3 * 100 + 100 + 250 + 200);
+  EXPECT_EQ(Step(model, {moves, moves, moves}, 0).activation_peak, 3 * 100 + 100 + 250 + 100);
+  // Backward holds what it reads, and one storage on its way back.
+  for (ModelBlock& block : model.blocks) {
+    block.rerun = block.rerun_working = 1;
+    block.phases[4] = {240, 290};
+  }
+  moves.where[1] = 0;
+  EXPECT_EQ(Step(model, {moves, moves, moves}, 0).activation_peak, 3 * 100 + 240 + 100);
+  EXPECT_EQ(Step(model, {moves, moves, moves}, 0).total_peak, 3 * 100 + 290 + 100);
 }
 
 TEST(StepModel, TransientBytesCountInTheTotalOnly) {
