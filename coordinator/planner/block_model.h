@@ -65,6 +65,10 @@ struct ModelBlock {
   Bytes gradients = 0;  // Of what is resident, there only once its backward has run.
   bool can_recompute = true;
   bool read_any_time = false;
+  // Of what it leaves, inputs apart, alive at once while it runs again and all of it moves; and of
+  // all memory. 0: unknown, and then nothing of it moves when it runs again.
+  Bytes rerun = 0;
+  Bytes rerun_working = 0;
   std::vector<ModelStorage> storages;
   std::vector<ModelPhase> phases;  // Empty: unknown.
   Bytes bytes = 0;                 // Sum over storages of the profile.
@@ -90,7 +94,8 @@ struct RankModel {
 constexpr int kKept = -1;
 
 // What happens to one block. `where[s]` is an index into RankModel::paths or kKept. Under recompute
-// only inputs have a place, and the first `selected` ranked storages; the rest says kKept.
+// inputs have a place, and the first `selected` ranked storages. What else the block leaves when it
+// runs again may have one too, where nothing is selected: from there backward brings it back.
 struct BlockChoice {
   bool recompute = false;
   std::vector<int> where;
@@ -102,6 +107,11 @@ inline bool Waits(const ModelBlock& block, const BlockChoice& choice, size_t s) 
   const ModelStorage& storage = block.storages[s];
   if (storage.rank >= 0) return storage.rank < choice.selected;
   return !choice.recompute || storage.is_input;
+}
+
+// True when storage `s` is put away as its block runs again, until its backward reads it.
+inline bool MovesAgain(const ModelBlock& block, const BlockChoice& choice, size_t s) {
+  return choice.where[s] != kKept && !Waits(block, choice, s);
 }
 
 // Slots start on kSlotAlignment.

@@ -12,6 +12,7 @@
 #include "coordinator/planner/planner.h"
 #include "coordinator/planner/problem_check.h"
 #include "coordinator/planner/rank_model.h"
+#include "coordinator/planner/rank_options.h"
 #include "coordinator/planner/rank_search.h"
 
 namespace hyperframes {
@@ -30,13 +31,15 @@ double HighestLevel(const RankModel& model, const RankSolution& solution, Bytes 
   double level = static_cast<double>(solution.result.total_peak + fixed) /
                  static_cast<double>(std::max<Bytes>(1, usable));
   std::vector<Bytes> used(model.paths.size(), 0);
+  std::vector<Bytes> scratch(model.paths.size(), 0);
   for (size_t b = 0; b < solution.choices.size(); ++b) {
-    const BlockChoice& choice = solution.choices[b];
-    for (size_t s = 0; s < choice.where.size(); ++s) {
-      if (choice.where[s] == kKept) continue;
-      used[static_cast<size_t>(choice.where[s])] += SlotBytes(model.blocks[b].storages[s].bytes);
+    const Option option = MakeOption(model, model.blocks[b], solution.choices[b]);
+    for (size_t p = 0; p < used.size(); ++p) {
+      used[p] += option.uses[p];
+      if (!option.scratch.empty()) scratch[p] = std::max(scratch[p], option.scratch[p]);
     }
   }
+  for (size_t p = 0; p < used.size(); ++p) used[p] += scratch[p];
   for (size_t p = 0; p < used.size(); ++p) {
     if (model.paths[p].tier == Tier::kHost || used[p] == 0) continue;
     level = std::max(level, static_cast<double>(model.paths[p].taken + used[p]) /
@@ -77,8 +80,24 @@ StorageDecision PlaceOf(const RankModel& model, const ModelStorage& storage, int
   return where;
 }
 
-// Fills in storages, slots and leases. Slots come from a bump allocation over the step: all moved
-// storages coexist at the end of forward, so nothing smaller would do.
+// Slots of what blocks put away as they run again: behind all others, where they take turns.
+void PlaceScratch(const RankModel& model, const RankSolution& solution, std::vector<Bytes>* ends,
+                  RankPlan* plan) {
+  const std::vector<Bytes> begins = *ends;
+  for (size_t b = 0; b < solution.choices.size(); ++b) {
+    const ModelBlock& block = model.blocks[b];
+    const BlockChoice& choice = solution.choices[b];
+    std::vector<Bytes> next = begins;
+    for (size_t s = 0; s < choice.where.size(); ++s) {
+      if (!MovesAgain(block, choice, s)) continue;
+      plan->blocks[b].storages[s] = PlaceOf(model, block.storages[s], choice.where[s], &next);
+    }
+    for (size_t p = 0; p < next.size(); ++p) (*ends)[p] = std::max((*ends)[p], next[p]);
+  }
+}
+
+// Fills in storages, slots and leases. Slots come from a bump allocation over the step: all that
+// waits between forward and backward coexists at the end of forward, so nothing smaller would do.
 void PlaceStorages(const RankModel& model, const RankProblem& problem, const RankSolution& solution,
                    RankPlan* plan) {
   std::vector<Bytes> ends(model.paths.size(), 0);
@@ -103,7 +122,8 @@ void PlaceStorages(const RankModel& model, const RankProblem& problem, const Ran
       const ModelStorage& storage = block.storages[s];
       const bool waits = Waits(block, choice, s);
       if (storage.rank >= 0 && !waits) continue;
-      StorageDecision where = PlaceOf(model, storage, choice.where[s], &ends);
+      const int path = waits ? choice.where[s] : kKept;
+      StorageDecision where = PlaceOf(model, storage, path, &ends);
       if (waits) plan->bytes_by_tier[static_cast<int>(where.tier)] += storage.bytes;
       if (waits) plan->bytes_by_tier[static_cast<int>(Tier::kKeep)] += storage.stays;
       (storage.rank >= 0 ? decision.selected : decision.storages).push_back(std::move(where));
@@ -113,6 +133,7 @@ void PlaceStorages(const RankModel& model, const RankProblem& problem, const Ran
         bytes == 0 ? 1.0 : static_cast<double>(stable) / static_cast<double>(bytes);
     plan->blocks.push_back(std::move(decision));
   }
+  PlaceScratch(model, solution, &ends, plan);
   for (size_t p = 0; p < ends.size(); ++p) {
     if (ends[p] == 0) continue;
     const Path& path = model.paths[p];

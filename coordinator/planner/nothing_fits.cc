@@ -31,9 +31,11 @@ Bytes Smallest(const RankModel& given, Bytes RankModel::*limit, Bytes StepResult
   RankModel model = given;
   model.*limit = kNoLimit;
   Bytes smallest = -1;
-  for (const RankSolution& floor : FloorSolutions(model)) {
-    if (floor.result.excess > 0) continue;
-    if (smallest < 0 || floor.result.*peak < smallest) smallest = floor.result.*peak;
+  for (const WhenRunAgain what : {WhenRunAgain::kAllStays, WhenRunAgain::kAllMoves}) {
+    for (const RankSolution& floor : FloorSolutions(model, what)) {
+      if (floor.result.excess > 0) continue;
+      if (smallest < 0 || floor.result.*peak < smallest) smallest = floor.result.*peak;
+    }
   }
   return smallest < 0 ? smallest : Lowered(model, limit, peak, smallest);
 }

@@ -65,6 +65,7 @@ void ExpectSound(const PlanProblem& problem, const FramePlan& plan) {
       leased[need.device] += need.bytes;
     }
     std::map<std::string, Bytes> end;
+    std::map<size_t, std::vector<std::pair<StorageDecision, Bytes>>> again;
     Bytes total = rank.recomputed_bytes;
     for (const Bytes bytes : rank.bytes_by_tier) total += bytes;
     EXPECT_EQ(total, rank.activation_bytes + SelectedBeyond(of, rank));
@@ -86,8 +87,13 @@ void ExpectSound(const PlanProblem& problem, const FramePlan& plan) {
           continue;
         }
         EXPECT_TRUE(profile.storages[s].movable && profile.storages[s].stable);
-        EXPECT_TRUE(block.policy == Policy::kSave || profile.storages[s].is_input);
-        slots.push_back({where, profile.storages[s].bytes});
+        if (block.policy == Policy::kSave || profile.storages[s].is_input) {
+          slots.push_back({where, profile.storages[s].bytes});
+          continue;
+        }
+        EXPECT_EQ(block.policy, Policy::kRecompute);
+        EXPECT_GT(profile.rerun_bytes, 0);
+        again[b].push_back({where, profile.storages[s].bytes});
       }
       EXPECT_EQ(block.selected.empty(), block.policy != Policy::kSelective);
       for (const StorageDecision& where : block.selected) {
@@ -101,6 +107,16 @@ void ExpectSound(const PlanProblem& problem, const FramePlan& plan) {
         EXPECT_EQ(where.preferred_offset % kSlotAlignment, 0);
         end[where.device] = where.preferred_offset + bytes;
         EXPECT_LE(end[where.device], lease[where.device]);
+      }
+    }
+    // What blocks put away as they run again lies behind all of that, each block's for itself.
+    for (const auto& [block, slots] : again) {
+      std::map<std::string, Bytes> own_end = end;
+      for (const auto& [where, bytes] : slots) {
+        EXPECT_GE(where.preferred_offset, own_end[where.device]) << block;
+        EXPECT_EQ(where.preferred_offset % kSlotAlignment, 0);
+        own_end[where.device] = where.preferred_offset + bytes;
+        EXPECT_LE(own_end[where.device], lease[where.device]);
       }
     }
   }

@@ -49,6 +49,8 @@ void AddRank(const RankProblem& rank, Hash* hash) {
     hash->Number(block.transient_bytes);
     hash->Number(block.gradient_bytes);
     hash->Number(block.read_any_time ? 1 : 0);
+    hash->Number(block.rerun_bytes);
+    hash->Number(block.rerun_working_bytes);
     hash->Number(static_cast<int64_t>(block.phases.size()));
     for (const BackwardPhase& phase : block.phases) {
       hash->Number(phase.reads);

@@ -27,12 +27,14 @@ std::string Lender(const Path& path) {
   return path.node.empty() ? path.device : absl::StrCat(path.device, " on node ", path.node);
 }
 
-// "12MiB to SIM-a-1 and 4MiB to host:a".
-std::string Destinations(const RankModel& model, const ModelBlock& block,
-                         const BlockChoice& choice) {
+// "12MiB to SIM-a-1 and 4MiB to host:a", of what waits from forward to backward, or of what is put
+// away as the block runs again.
+std::string Destinations(const RankModel& model, const ModelBlock& block, const BlockChoice& choice,
+                         bool again = false) {
   std::map<int, Bytes> bytes;
   for (size_t s = 0; s < block.storages.size(); ++s) {
-    if (choice.where[s] != kKept) bytes[choice.where[s]] += block.storages[s].bytes;
+    if (choice.where[s] == kKept || MovesAgain(block, choice, s) != again) continue;
+    bytes[choice.where[s]] += block.storages[s].bytes;
   }
   std::string text;
   for (const auto& [path, moved] : bytes) {
@@ -127,10 +129,12 @@ std::string BlockReason(const RankModel& model, const BlockProfile& profile, siz
                         note);
   }
   if (choice.recompute) {
+    const std::string again = Destinations(model, of, choice, /*again=*/true);
     return absl::StrCat(
         "recomputed ", FormatBytes(of.bytes - of.input_bytes), " in ", Time(of.forward_s), " (",
         AlternativeMove(model, of), "); inputs of ", FormatBytes(of.input_bytes),
-        moved.empty() ? " stay" : absl::StrCat(": ", moved, ", ", CopyTime(load)), note);
+        moved.empty() ? " stay" : absl::StrCat(": ", moved, ", ", CopyTime(load)),
+        again.empty() ? "" : absl::StrCat("; run again, it puts away ", again), note);
   }
   const std::string recompute = of.can_recompute
                                     ? absl::StrCat("recompute would cost ", Time(of.forward_s))

@@ -63,7 +63,11 @@ struct BlockProfile {
   Bytes gradient_bytes = 0;
   // In order. Empty: unknown, and all storages are taken to be there during all of backward.
   std::vector<BackwardPhase> phases;
-  bool read_any_time = false;               // Its storages: what is saved outside every block.
+  bool read_any_time = false;  // Its storages: what is saved outside every block.
+  // Of its storages but inputs, most bytes that are alive at once while it runs and nobody holds
+  // them for backward; and the same of all memory. 0: unknown.
+  Bytes rerun_bytes = 0;
+  Bytes rerun_working_bytes = 0;
   std::vector<SelectiveStorage> selective;  // Empty: never SELECTIVE.
   absl::Duration selective_base;            // Running it again with all of them saved.
 };

@@ -98,6 +98,9 @@ absl::Status CheckBlock(const std::string& field, const BlockProfile& block) {
   HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(field, ".backward"), block.backward));
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".transient_bytes"), block.transient_bytes));
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".gradient_bytes"), block.gradient_bytes));
+  HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".rerun_bytes"), block.rerun_bytes));
+  HF_RETURN_IF_ERROR(
+      CheckBytes(absl::StrCat(field, ".rerun_working_bytes"), block.rerun_working_bytes));
   HF_RETURN_IF_ERROR(CheckPhases(absl::StrCat(field, ".phases"), block));
   HF_RETURN_IF_ERROR(
       CheckCount(absl::StrCat(field, ".storages"), block.storages.size(), kMostStorages));

@@ -239,6 +239,8 @@ ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute, bool forb
   block.gradients = profile.gradient_bytes;
   block.can_recompute = profile.recomputable && !forbid_recompute;
   block.read_any_time = profile.read_any_time;
+  block.rerun = profile.rerun_bytes;
+  block.rerun_working = std::max(profile.rerun_bytes, profile.rerun_working_bytes);
   for (const BackwardPhase& phase : profile.phases) {
     block.phases.push_back({phase.in_use_bytes, phase.working_bytes});
   }

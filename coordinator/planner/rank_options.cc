@@ -7,7 +7,7 @@
 namespace hyperframes {
 namespace {
 
-Bytes DisturbedBy(const BlockLoad& load) { return load.moved + load.remade; }
+Bytes DisturbedBy(const BlockLoad& load) { return load.moved + load.remade + load.again_moved; }
 
 // Indexes of what may move, largest first.
 std::vector<size_t> Movable(const ModelBlock& block, const BlockChoice& choice, Bytes cap) {
@@ -90,7 +90,9 @@ Option MakeOption(const RankModel& model, const ModelBlock& block, BlockChoice c
   option.uses.assign(model.paths.size(), 0);
   for (size_t s = 0; s < block.storages.size(); ++s) {
     if (choice.where[s] == kKept) continue;
-    option.uses[static_cast<size_t>(choice.where[s])] += SlotBytes(block.storages[s].bytes);
+    if (MovesAgain(block, choice, s)) option.scratch.resize(model.paths.size(), 0);
+    std::vector<Bytes>* const of = MovesAgain(block, choice, s) ? &option.scratch : &option.uses;
+    (*of)[static_cast<size_t>(choice.where[s])] += SlotBytes(block.storages[s].bytes);
   }
   option.choice = std::move(choice);
   return option;
@@ -120,6 +122,7 @@ SearchState::SearchState(const RankModel& model) : model_(model), used_(model.pa
     loads_.push_back(keep.load);
     uses_.push_back(std::move(keep.uses));
   }
+  scratch_.resize(model.blocks.size());
   result_ = SimulateStep(model_, loads_, limits_);
 }
 
@@ -134,20 +137,32 @@ void SearchState::Set(size_t block, const Option& option) {
   choices_[block] = option.choice;
   loads_[block] = option.load;
   uses_[block] = option.uses;
+  scratch_[block] = option.scratch;
   result_ = SimulateStep(model_, loads_, limits_);
+}
+
+Bytes SearchState::ScratchOf(size_t p, size_t without) const {
+  Bytes most = 0;
+  for (size_t b = 0; b < scratch_.size(); ++b) {
+    if (b != without && !scratch_[b].empty()) most = std::max(most, scratch_[b][p]);
+  }
+  return most;
 }
 
 bool SearchState::HasRoom(size_t block, const Option& option) const {
   for (size_t p = 0; p < used_.size(); ++p) {
     const Bytes more = option.uses[p] - uses_[block][p];
-    if (more > 0 && used_[p] + more > model_.paths[p].room) return false;
+    const Bytes scratch = option.scratch.empty() ? 0 : option.scratch[p];
+    if (more <= 0 && scratch == 0) continue;
+    const Bytes most = std::max(scratch, ScratchOf(p, block));
+    if (used_[p] + more + most > model_.paths[p].room) return false;
   }
   return true;
 }
 
 bool SearchState::RoomHolds() const {
   for (size_t p = 0; p < used_.size(); ++p) {
-    if (used_[p] > model_.paths[p].room) return false;
+    if (used_[p] + ScratchOf(p, scratch_.size()) > model_.paths[p].room) return false;
   }
   return true;
 }

@@ -12,7 +12,10 @@ namespace hyperframes {
 struct Option {
   BlockChoice choice;
   BlockLoad load;
-  std::vector<Bytes> uses;  // Slot bytes per path.
+  std::vector<Bytes> uses;  // Slot bytes per path, between forward and backward.
+  // Slot bytes per path while its backward runs, beyond those; empty: none. Blocks take turns
+  // there.
+  std::vector<Bytes> scratch;
 };
 
 // Options of `block` with storages of at most `cap` bytes moved (0: none). The first one keeps
@@ -52,7 +55,11 @@ class SearchState {
   const RankModel& model_;
   std::vector<BlockChoice> choices_;
   std::vector<BlockLoad> loads_;
+  // Most scratch of one block on path `p`; `without` is not counted.
+  Bytes ScratchOf(size_t p, size_t without) const;
+
   std::vector<std::vector<Bytes>> uses_;
+  std::vector<std::vector<Bytes>> scratch_;
   std::vector<Bytes> used_;  // Per path.
   CopyLimits limits_;
   StepResult result_;

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
+#include <cstddef>
 #include <limits>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "coordinator/planner/rank_floors.h"
 #include "coordinator/planner/rank_options.h"
 
 namespace hyperframes {
@@ -24,18 +25,6 @@ AllOptions OptionsOfAll(const RankModel& model, Bytes cap) {
   AllOptions all;
   for (const ModelBlock& block : model.blocks) all.push_back(OptionsFor(model, block, cap));
   return all;
-}
-
-// Distinct sizes that could move, largest first.
-std::vector<Bytes> MovableSizes(const RankModel& model, bool inputs_only) {
-  std::set<Bytes> sizes;
-  for (const ModelBlock& block : model.blocks) {
-    for (const ModelStorage& storage : block.storages) {
-      const bool counts = storage.rank < 0 && storage.can_move && storage.bytes > 0;
-      if (counts && (storage.is_input || !inputs_only)) sizes.insert(storage.bytes);
-    }
-  }
-  return {sizes.rbegin(), sizes.rend()};
 }
 
 Bytes LargestFrame(const RankModel& model, Bytes cap) {
@@ -318,7 +307,8 @@ class Improvement {
 Bytes LargestMoved(const RankModel& model, const std::vector<BlockChoice>& choices) {
   Bytes largest = 0;
   for (size_t b = 0; b < choices.size(); ++b) {
-    largest = std::max(largest, LoadOf(model, model.blocks[b], choices[b]).largest_moved);
+    const BlockLoad load = LoadOf(model, model.blocks[b], choices[b]);
+    largest = std::max({largest, load.largest_moved, load.again_largest});
   }
   return largest;
 }
@@ -341,10 +331,6 @@ void TuneLimits(const RankModel& model, SearchState* state) {
     }
   }
   state->set_limits(best);
-}
-
-RankSolution Take(const SearchState& state) {
-  return {state.choices(), state.limits(), state.result()};
 }
 
 void Load(const RankModel& model, const RankSolution& solution, SearchState* state) {
@@ -409,6 +395,13 @@ std::vector<RankSolution> GreedySolutions(const RankModel& model) {
   return found;
 }
 
+std::vector<RankSolution> FittingFloors(const RankModel& model, WhenRunAgain what) {
+  std::vector<RankSolution> floors = FloorSolutions(model, what);
+  const auto misses = [](const RankSolution& solution) { return solution.result.excess > 0; };
+  floors.erase(std::remove_if(floors.begin(), floors.end(), misses), floors.end());
+  return floors;
+}
+
 Bytes Disturbed(const RankModel& model, const RankSolution& solution) {
   SearchState state(model);
   Load(model, solution, &state);
@@ -417,47 +410,14 @@ Bytes Disturbed(const RankModel& model, const RankSolution& solution) {
 
 }  // namespace
 
-RankSolution KeepAll(const RankModel& model) { return Take(SearchState(model)); }
-
-std::vector<RankSolution> FloorSolutions(const RankModel& model) {
-  std::vector<Bytes> caps = MovableSizes(model, /*inputs_only=*/false);
-  // Many sizes are only as good as a few: the windows grow with the cap, what it frees hardly.
-  constexpr size_t kMostCaps = 32;
-  if (caps.size() > kMostCaps) caps.resize(kMostCaps);
-  if (model.paths.empty()) caps.clear();
-  caps.push_back(0);
-  std::vector<RankSolution> floors = {KeepAll(model)};
-  for (const Bytes cap : caps) {
-    SearchState state(model);
-    state.set_limits({0, 0, false});
-    for (size_t b = 0; b < model.blocks.size(); ++b) {
-      const ModelBlock& block = model.blocks[b];
-      BlockChoice choice{block.can_recompute, std::vector<int>(block.storages.size(), kKept)};
-      for (size_t s = 0; s < block.storages.size(); ++s) {
-        const ModelStorage& storage = block.storages[s];
-        if (!Waits(block, choice, s)) continue;
-        if (!storage.can_move || storage.bytes <= 0 || storage.bytes > cap) continue;
-        for (size_t p = 0; p < model.paths.size() && choice.where[s] == kKept; ++p) {
-          choice.where[s] = static_cast<int>(p);
-          if (!state.HasRoom(b, MakeOption(model, block, choice))) choice.where[s] = kKept;
-        }
-      }
-      state.Set(b, MakeOption(model, block, std::move(choice)));
-    }
-    floors.push_back(Take(state));
-  }
-  return floors;
-}
-
 absl::optional<RankSolution> SearchRank(const RankModel& model) {
   const RankSolution keep = KeepAll(model);
   if (keep.result.excess <= 0) return keep;
   std::vector<RankSolution> found = GreedySolutions(model);
   // Near the least budget the floor is the better place to start from: greedy reaches it by changes
   // that it cannot take back together.
-  std::vector<RankSolution> floors = FloorSolutions(model);
-  const auto misses = [](const RankSolution& solution) { return solution.result.excess > 0; };
-  floors.erase(std::remove_if(floors.begin(), floors.end(), misses), floors.end());
+  std::vector<RankSolution> floors = FittingFloors(model, WhenRunAgain::kAllStays);
+  if (found.empty() && floors.empty()) floors = FittingFloors(model, WhenRunAgain::kAllMoves);
   if (found.empty() && floors.empty()) return absl::nullopt;
   const auto by_time = [](const RankSolution& a, const RankSolution& b) {
     return a.result.step_s < b.result.step_s;

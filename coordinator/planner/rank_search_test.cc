@@ -112,7 +112,7 @@ class Exhaustive {
 
 Bytes FloorPeak(const RankModel& model) {
   Bytes least = kNoLimit;
-  for (const RankSolution& floor : FloorSolutions(model)) {
+  for (const RankSolution& floor : FloorSolutions(model, WhenRunAgain::kAllStays)) {
     least = std::min(least, floor.result.activation_peak);
   }
   return least;

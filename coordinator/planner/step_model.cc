@@ -198,8 +198,9 @@ void BackwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads
     const double waited =
         reloads.Need(loads[i], reads_late ? kHidden * model.blocks[i].backward_s : 0);
     const double compute = loads[i].recompute_s + model.blocks[i].backward_s;
-    result->step_s += waited + compute + reloads.Overlap(compute, model.lane_slowdown);
-    result->exposed_s += waited;
+    result->step_s +=
+        waited + compute + loads[i].again_s + reloads.Overlap(compute, model.lane_slowdown);
+    result->exposed_s += waited + loads[i].again_s;
     result->recompute_s += loads[i].recompute_s;
   }
 }
@@ -222,15 +223,21 @@ void AddBackward(const ModelBlock& block, const BlockChoice& choice, Bytes beyon
   for (size_t s = 0; s < block.storages.size(); ++s) {
     const ModelStorage& storage = block.storages[s];
     if (storage.rank >= 0) continue;
-    const bool comes_with_its_read =
-        !choice.recompute && choice.where[s] != kKept && storage.read_at != kNeverRead;
-    if (comes_with_its_read) continue;
+    const bool moved = !choice.recompute ? choice.where[s] != kKept : MovesAgain(block, choice, s);
+    if (moved && storage.read_at != kNeverRead) continue;  // It comes with its read.
     there += storage.bytes;
     if (storage.read_at != kNeverRead) read[static_cast<size_t>(storage.read_at)] += storage.bytes;
   }
   Bytes most = 0;
   // Run again, the forward's own working memory comes first, on top of what it leaves.
   Bytes most_total = choice.recompute ? there + block.transient : 0;
+  if (load->again_moved > 0) {
+    // What moves then is not part of that: the run counts as it is, beside the gradients that it
+    // finds.
+    most_total = 0;
+    load->again_extra = there + block.rerun - load->kept;
+    load->again_total = there + block.rerun_working + block.phases.front().working - load->kept;
+  }
   for (size_t p = 0; p < block.phases.size(); ++p) {
     there -= read[p];
     most = std::max(most, there + block.phases[p].in_use);
@@ -238,6 +245,24 @@ void AddBackward(const ModelBlock& block, const BlockChoice& choice, Bytes beyon
   }
   load->backward_extra = most - load->kept;
   load->backward_total = most_total - load->kept;
+}
+
+// What is put away as the block runs again. Copy-outs hide behind that run; reloads, whose order
+// the windows hardly leave room to follow, behind nothing.
+void AddAgain(const RankModel& model, const ModelBlock& block, const BlockChoice& choice,
+              BlockLoad* load) {
+  double out_s = 0;
+  for (size_t s = 0; s < block.storages.size(); ++s) {
+    if (!MovesAgain(block, choice, s)) continue;
+    const Path& path = model.paths[static_cast<size_t>(choice.where[s])];
+    const Bytes bytes = block.storages[s].bytes;
+    load->again_moved += bytes;
+    load->again_largest = std::max(load->again_largest, bytes);
+    out_s += path.out_latency_s + static_cast<double>(bytes) / path.out_bytes_per_s;
+    load->again_s += path.in_latency_s + static_cast<double>(bytes) / path.in_bytes_per_s;
+    load->again_s += path.slowdown * (static_cast<double>(bytes) / path.out_bytes_per_s);
+  }
+  load->again_s += std::max(0.0, out_s - load->recompute_s);
 }
 
 }  // namespace
@@ -271,6 +296,7 @@ BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockCho
     load.recompute_s = choice.selected > 0 ? block.selective_s[static_cast<size_t>(choice.selected)]
                                            : block.forward_s;
   }
+  if (choice.recompute) AddAgain(model, block, choice, &load);
   AddBackward(block, choice, beyond, &load);
   return load;
 }
@@ -303,11 +329,22 @@ void SimulateBytes(const RankModel& model, const std::vector<BlockLoad>& loads,
     const bool known = !model.blocks[i].phases.empty();
     Bytes stash = Window(limits.stash, moved, largest_before[loads.size()], limits.charge_in_full);
     if (!known) moved -= loads[i].moved;
-    const Bytes prefetched = Window(limits.prefetch, moved, largest_before[known ? i + 1 : i],
-                                    limits.charge_in_full && i > 0);
+    const Bytes again = loads[i].again_moved;
+    const Bytes again_largest = loads[i].again_largest;
+    const Bytes largest = largest_before[known ? i + 1 : i];
+    const Bytes prefetched =
+        Window(limits.prefetch, moved + again, std::max(again_largest, largest),
+               limits.charge_in_full && i > 0);
     // Backward begins by giving up the stash, and only then fetches ahead.
     if (known) stash = i + 1 == loads.size() ? std::max<Bytes>(0, stash - prefetched) : 0;
-    const Bytes others = kept + prefetched + stash + (model.blocks[i].read_any_time ? 0 : anytime);
+    const Bytes kept_now = kept + (model.blocks[i].read_any_time ? 0 : anytime);
+    if (again > 0) {
+      const Bytes windows = Window(limits.stash, again, again_largest, false) +
+                            Window(limits.prefetch, moved, largest, false);
+      memory.At(kept_now + windows + loads[i].again_extra,
+                kept_now + windows + loads[i].again_total - absent);
+    }
+    const Bytes others = kept_now + prefetched + stash;
     memory.At(others + loads[i].backward_extra, others + loads[i].backward_total - absent);
     if (known) moved -= loads[i].moved;
     absent -= model.blocks[i].gradients;

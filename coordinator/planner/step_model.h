@@ -9,6 +9,9 @@
 //               Where the phases of a backward are known, what was read and given back no longer
 //               counts, a moved storage counts once it is read, and the stash is empty as soon as
 //               backward has begun.
+//               What a block puts away as it runs again counts once it is read. Before that comes
+//               the run itself, with what it has alive and with a stash, which it gives up as it
+//               ends: what it made last, backward reads first, and reloads follow copy-outs.
 // The stash holds at most max(stash_limit, largest moved storage so far); it counts in backward
 // too, because the last copy-outs may still run then. Prefetched reloads are bounded in the same
 // way.
@@ -37,6 +40,12 @@ struct BlockLoad {
   double out_s[kLanes] = {};
   double in_s[kLanes] = {};
   double recompute_s = 0;
+  // Put away as the block runs again, and what is there meanwhile beyond `kept`, as above.
+  Bytes again_moved = 0;
+  Bytes again_largest = 0;
+  Bytes again_extra = 0;
+  Bytes again_total = 0;
+  double again_s = 0;  // By which those copies make its backward longer.
 };
 
 BlockLoad LoadOf(const RankModel& model, const ModelBlock& block, const BlockChoice& choice);

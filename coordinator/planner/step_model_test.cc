@@ -101,6 +101,45 @@ TEST(StepModel, SelectiveKeepsWhatItSavesAndRunsTheRestAgain) {
   EXPECT_EQ(Step(model, {moved, moved, moved}, 100).activation_peak, 440 + 100 + 100);
 }
 
+TEST(StepModel, WhatABlockPutsAwayAsItRunsAgainCountsOnceItIsRead) {
+  RankModel model = ThreeBlocks();
+  for (ModelBlock& block : model.blocks) {
+    block.storages = {{100, /*is_input=*/true, true}};
+    block.bytes = 100;
+    block.phases = {{0, 30}};
+    block.rerun = 250;
+    block.rerun_working = 320;
+    for (int s = 1; s <= 10; ++s) {
+      block.storages.push_back({100, false, true});
+      block.storages.back().read_at = 11 - s;  // Last made, first read.
+      block.phases.push_back({100, 140});
+      block.bytes += 100;
+    }
+  }
+  BlockChoice stays = {true, std::vector<int>(11, kKept)};
+  EXPECT_EQ(Step(model, {stays, stays, stays}, 0).activation_peak, 2 * 100 + 1100);
+  BlockChoice moves = stays;
+  for (size_t s = 1; s <= 10; ++s) moves.where[s] = 0;
+  const StepResult result = Step(model, {moves, moves, moves}, 0);
+  // Inputs, the run itself, and a storage on its way out.
+  EXPECT_EQ(result.activation_peak, 3 * 100 + 250 + 100);
+  // Of all memory also the gradient that the run finds.
+  EXPECT_EQ(result.total_peak, 3 * 100 + 320 + 30 + 100);
+  // Each block's 1000 bytes go out in 10 s, of which the run hides 1, and come back in 10.
+  EXPECT_DOUBLE_EQ(result.step_s, 9 + 3 + 3 * (9 + 10));
+  // What stays is there all along.
+  moves.where[1] = kKept;
+  EXPECT_EQ(Step(model, {moves, moves, moves}, 0).activation_peak, 3 * 100 + 100 + 250 + 100);
+  // Backward holds what it reads, and one storage on its way back.
+  for (ModelBlock& block : model.blocks) {
+    block.rerun = block.rerun_working = 1;
+    block.phases[4] = {240, 290};
+  }
+  moves.where[1] = 0;
+  EXPECT_EQ(Step(model, {moves, moves, moves}, 0).activation_peak, 3 * 100 + 240 + 100);
+  EXPECT_EQ(Step(model, {moves, moves, moves}, 0).total_peak, 3 * 100 + 290 + 100);
+}
+
 TEST(StepModel, TransientBytesCountInTheTotalOnly) {
   RankModel model = ThreeBlocks();
   model.blocks[1].transient = 1000;

@@ -130,6 +130,11 @@ absl::StatusOr<BlockProfile> FromProto(const v1::BlockProfile& message, const st
       CheckWireBytes(absl::StrCat(field, ".gradient_bytes"), message.gradient_bytes()));
   block.gradient_bytes = message.gradient_bytes();
   block.read_any_time = message.read_any_time();
+  HF_RETURN_IF_ERROR(CheckWireBytes(absl::StrCat(field, ".rerun_bytes"), message.rerun_bytes()));
+  block.rerun_bytes = message.rerun_bytes();
+  HF_RETURN_IF_ERROR(
+      CheckWireBytes(absl::StrCat(field, ".rerun_working_bytes"), message.rerun_working_bytes()));
+  block.rerun_working_bytes = message.rerun_working_bytes();
   for (int p = 0; p < message.phases_size(); ++p) {
     HF_ASSIGN_OR_RETURN(const BackwardPhase phase,
                         PhaseFromProto(message.phases(p), absl::StrCat(field, ".phases[", p, "]")));
@@ -239,6 +244,8 @@ v1::BlockProfile ToProto(const BlockProfile& block) {
   message.set_transient_bytes(block.transient_bytes);
   message.set_gradient_bytes(block.gradient_bytes);
   message.set_read_any_time(block.read_any_time);
+  message.set_rerun_bytes(block.rerun_bytes);
+  message.set_rerun_working_bytes(block.rerun_working_bytes);
   for (const BackwardPhase& phase : block.phases) *message.add_phases() = PhaseToProto(phase);
   for (const SelectiveStorage& storage : block.selective) {
     *message.add_selective() = SelectiveToProto(storage);
