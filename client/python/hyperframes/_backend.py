@@ -163,10 +163,11 @@ class _OnMachine:
 class EmbeddedBackend(_OnMachine):
     """The planner in this process; this process allocates what it lends itself."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, quiet: bool = False) -> None:
         super().__init__(device)
         self._description = self._machine.describe()
-        _tell_host_note(self._description)
+        if not quiet:
+            _tell_host_note(self._description)
         gpus = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
         if not gpus:
             raise FailedPrecondition("The machine has no GPU, simulated or real, to compute on.")
