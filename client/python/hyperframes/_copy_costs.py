@@ -28,8 +28,9 @@ from .profile import BlockInfo, CopySlowdown
 LIMIT_S = 1.0  # For all of it.
 OUT, BACK = "out", "back"
 _MOST_ROUNDS = 9
-_ENOUGH = 1.6  # Copies last so many times as long as the compute alone.
-_MOST_ENOUGH = 6.4
+_FOR_A_ROUND = 0.75  # Of the limit; the rest is for what is borrowed to copy to.
+_ENOUGH = 1.4  # Copies last so many times as long as the compute alone.
+_MOST_ENOUGH = 5.6
 _OUTLIVED = 0.1  # By such a share of the compute alone: they ran beside all of it.
 _LEAST_SPARE = 1 << 20  # Of device memory, to copy from and into.
 _MOST_SPARE = 32 << 20  # Copies of more are no faster.
@@ -215,7 +216,7 @@ class CopyCosts:
         if self._tried or type(module) is not self._layer or not _may_run_again(info):
             return
         expected_s = info.forward_s + info.backward_s
-        if expected_s * (1 + 2 * _ENOUGH) > LIMIT_S / 2:
+        if expected_s * (1 + 2 * _ENOUGH) > _FOR_A_ROUND * LIMIT_S:
             return
         before = self._tools.timer.allocated()
         del outputs[:-1]

@@ -14,7 +14,8 @@ from torch import nn
 
 import hyperframes as hf
 from cases.small_gpt import assert_same, batch, loss_of, make_gpt, train
-from hyperframes import _copy_costs
+from hyperframes import _copy_costs, _native
+from hyperframes._backend import _problem
 from hyperframes._copy_costs import Measurement, Tools, Work
 from hyperframes._lane_copies import LaneCopies
 from hyperframes.plan import rank_problem
@@ -364,21 +365,41 @@ def test_the_figures_are_part_of_the_problem_and_survive_json(profile: hf.Profil
     assert "host_slowdown" not in plain
 
 
-def test_a_plan_charges_for_them_and_stats_tell(
+def test_a_plan_charges_for_them(profile: hf.Profile) -> None:
+    compute = sum(block.forward_s + block.backward_s for block in profile.blocks)
+    machine = {
+        "devices": [
+            {"uuid": "GPU-0", "node": "local", "usable_bytes": 1 << 30},
+            {"uuid": "host:local", "node": "local", "is_host": True, "usable_bytes": 1 << 30,
+             "lendable_bytes": 1 << 30},
+        ],
+        # Half of the activations take about a fifth of the step each way.
+        "links": [{"from": "GPU-0", "to": "host:local", "latency_s": 1e-5,
+                   "bytes_per_second": profile.activation_bytes / compute * 2.5}],
+    }  # fmt: skip
+
+    def step(told: hf.Profile) -> float:
+        budget = profile.activation_bytes * 7 // 10
+        rank = rank_problem(told, rank=0, gpu="GPU-0", budget=None, activation_budget=budget)
+        plan = _native.plan(_problem([rank], machine, {"forbid_recompute": True}))
+        assert int(plan["ranks"][0]["host_bytes"]) > 0
+        return float(plan["ranks"][0]["predicted_step_s"])
+
+    free, priced = step(profile), step(with_slowdown(profile, 0.08))
+    assert free < priced <= free + 0.08 * compute
+    assert step(with_slowdown(profile, 0.16)) > priced
+
+
+def test_stats_tell_what_a_plan_was_priced_with(
     profile: hf.Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A link on which what moves takes about as long as the step.
-    rate = profile.activation_bytes // 2
-    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", f"SIM-local-0=1GiB@host={rate}")
-    steps: dict[float, float] = {}
-    for share in (0.0, 0.08):
-        told = with_slowdown(profile, share) if share else profile
-        limits: dict[str, Any] = {"activation_budget": profile.activation_bytes * 7 // 10}
-        context = hf.hyperframes(make_gpt(layers=6), profile=told, forbid=["recompute"], **limits)
+    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", "2 x 1GiB")
+    for told, expected in (
+        (profile, {}),
+        (with_slowdown(profile, 0.08), {"host": {"out": 0.08, "in": 0.04}}),
+    ):
+        context = hf.hyperframes(
+            make_gpt(layers=6), profile=told, activation_budget=profile.activation_bytes
+        )
         with context:
-            assert context.plan is not None
-            steps[share] = context.plan.predicted_step_s
-        expected = {"host": {"out": 0.08, "in": 0.04}} if share else {}
-        assert context.stats()["copy_slowdown"] == expected
-    compute = sum(block.forward_s + block.backward_s for block in profile.blocks)
-    assert steps[0.0] < steps[0.08] <= steps[0.0] + 0.08 * compute
+            assert context.stats()["copy_slowdown"] == expected
