@@ -81,8 +81,9 @@ def _engine_options(
         "verify": bool(options.get("verify", False)),
         "leases": leases,
     }
-    if options.get("chaos"):
-        values["chaos"] = options["chaos"]
+    for name in ("chaos", "measures_only"):
+        if options.get(name):
+            values[name] = options[name]
     return values
 
 

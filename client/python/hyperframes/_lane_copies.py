@@ -50,7 +50,7 @@ class LaneCopies:
             for tier, uuid in self._lenders.items()
         ]
         plan = {"leases": leases, "stash_limit": _NO_LIMIT, "prefetch_limit": _NO_LIMIT}
-        self._engine = backend.open_engine(plan, {})
+        self._engine = backend.open_engine(plan, {"measures_only": True})
         self._buffer = torch.empty(self._bytes, dtype=torch.uint8, device=device)
         self._seeds: dict[str, int] = {}  # What comes back, by tier.
         self._fetched: set[str] = set()

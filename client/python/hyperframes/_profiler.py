@@ -162,7 +162,7 @@ class _Run:
         self._parameters = ParameterStorages(root)
         self._gathers = any(gathers_weights(part) for part in root.modules())
         self._ledger = Ledger(self.device)
-        self.costs = CopyCosts(self.device, blocks.values())
+        self.costs = CopyCosts(self.device, () if self._gathers else blocks.values())
         self._found: dict[str, BlockInfo] = {}
         self._uses: dict[str, dict[Key, SharedUse]] = {}  # Of storages, by the block that reads.
         self._held: set[Key] = set()  # By the model's own code, as the last block so far ended.
