@@ -86,8 +86,7 @@ void hf_machine_close(hf_machine* machine); /* Engines on it must have been clos
  * "longest_delay_s", "skip_direction": "out"|"in", "skip_tier": "peer"|"host"}, "leases":
  * [{"device", "tier": "TIER_PEER"|"TIER_HOST", "bytes"[, "lease_id", "token", "worker_socket"]}]}.
  * A lease with a token is mapped from the agent behind worker_socket; one without is allocated
- * here. "measures_only": true: no agent hears of it. On "cuda" the call returns once host memory is
- * pinned, at a third of a second per GiB. */
+ * here. "measures_only": no agent hears of it. On "cuda" host memory is pinned first, 3 GiB/s. */
 typedef struct hf_engine hf_engine;
 hf_code hf_engine_open(hf_machine* machine, const char* options_json, hf_engine** engine);
 /* Waits for copies under way, unmaps and returns leases. */
@@ -112,7 +111,7 @@ hf_code hf_wait(hf_engine* engine, uint64_t handle, void* compute_stream);
 hf_code hf_next_to_prefetch(hf_engine* engine, uint64_t* handles, int64_t* bytes, int64_t capacity,
                             int64_t* count);
 hf_code hf_drop(hf_engine* engine, uint64_t handle);
-/* Another plan's limits hold from now on. */
+/* Another plan's limits hold from now on, in place of those that the engine was opened with. */
 hf_code hf_set_limits(hf_engine* engine, int64_t stash_limit, int64_t prefetch_limit);
 hf_code hf_quiesce(hf_engine* engine);
 /* EngineStats as JSON, names as in frame_engine.h; durations in seconds; arrays by tier as
