@@ -15,7 +15,7 @@ from torch import nn
 import hyperframes as hf
 from cases.small_gpt import assert_same, batch, loss_of, make_gpt, train
 from hyperframes import _copy_costs, _native
-from hyperframes._backend import _problem
+from hyperframes._backend import EmbeddedBackend, _problem
 from hyperframes._copy_costs import Measurement, Tools, Work
 from hyperframes._lane_copies import LaneCopies
 from hyperframes.plan import rank_problem
@@ -403,3 +403,10 @@ def test_stats_tell_what_a_plan_was_priced_with(
         )
         with context:
             assert context.stats()["copy_slowdown"] == expected
+
+
+def test_a_simulated_device_says_what_its_copies_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", "2 x 1GiB@copy-slowdown=0.08")
+    links = EmbeddedBackend(torch.device("cpu")).describe()["links"]
+    assert {link["compute_slowdown"] for link in links} == {0.08}
+    assert len(links) == 4  # Each way between the two, and from each to the host.
