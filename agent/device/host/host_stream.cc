@@ -41,7 +41,7 @@ absl::Status CheckRange(const char* what, const void* to, const void* from, Byte
 }  // namespace
 
 HostStream::HostStream(PathSpeed speed, size_t queue_capacity)
-    : speed_(speed), queue_capacity_(queue_capacity), thread_([this] { Run(); }) {}
+    : speed_(std::move(speed)), queue_capacity_(queue_capacity), thread_([this] { Run(); }) {}
 
 HostStream::~HostStream() {
   {

@@ -233,14 +233,15 @@ class CopyCosts:
         if self._tools is None or self.found:
             return
         dtype = dtype if dtype in _PRODUCTS else torch.bfloat16
-        size = next((n for n in _SIZES if 3 * n * n * dtype.itemsize <= self._most_bytes), 0)
+        half = self._most_bytes // 2  # Of what the largest block had, for what is copied.
+        size = next((n for n in _SIZES if 3 * n * n * dtype.itemsize <= half), 0)
         if not size:
             self.note = self.note or "not measured: the blocks are too small to tell"
             return
         tools = self._tools
         self._measure(
             (self._device, size, dtype),
-            _MOST_SPARE,
+            half,
             lambda: _product_work(size, dtype, self._device, tools.timer),
         )
 
@@ -279,6 +280,8 @@ class CopyCosts:
         rounds = f"{measurement.rounds} round{'s' * (measurement.rounds != 1)}"
         if self.found:
             self.note = f"measured with {work.name}, {rounds} in {spent:.2f} s"
+        elif not measurement.rounds:
+            self.note = f"not measured: no time for {work.name}, after {spent:.2f} s"
         else:
             self.note = f"not measured: no copy outlived {work.name} in {rounds}"
 

@@ -37,6 +37,7 @@ class FakeGpu:
         self.share = 0.0
         self.short = 1.0  # Copies last such a part of what they were asked to.
         self.memory = 1 << 30
+        self.opening_s = 0.0
         self.started: list[tuple[str, str]] = []
         self.closed = 0
 
@@ -76,7 +77,12 @@ class FakeGpu:
         return self.memory
 
     def tools(self) -> Tools:
-        return Tools(self, lambda nbytes: self)
+        def copies(nbytes: int) -> FakeGpu:
+            assert nbytes <= 2 << 20, "more than the profile has given back"
+            self.time += self.opening_s
+            return self
+
+        return Tools(self, copies)
 
     def work(self, seconds: float = FORWARD_S) -> Work:
         return Work(
@@ -207,10 +213,10 @@ def test_where_no_block_may_be_run_again_a_product_stands_in(
         gpu.compute(0.001)
 
     monkeypatch.setattr(torch, "mm", product)
-    monkeypatch.setattr(_copy_costs, "_SIZES", (4,))
+    monkeypatch.setattr(_copy_costs, "_SIZES", (2,))
     # BatchNorm's running averages: the block updates a buffer.
     profile = hf.profile(Model(Timed(gpu), Timed(gpu)), torch.randn(4, 8))
-    assert profile.copy_slowdown_note.startswith("measured with a product of 4, ")
+    assert profile.copy_slowdown_note.startswith("measured with a product of 2, ")
     assert as_dict(profile.copy_slowdowns) == {"host": (0.05, 0.1), "peer": (0.02, 0.0)}
 
 
@@ -220,8 +226,12 @@ def test_where_no_block_may_be_run_again_a_product_stands_in(
         (lambda gpu: setattr(gpu, "shares", {}), "not measured: nothing is lent here"),
         (lambda gpu: setattr(gpu, "short", 0.0), "not measured: no copy outlived"),
         (lambda gpu: setattr(gpu, "start", None), "not measured: TypeError"),
+        (
+            lambda gpu: setattr(gpu, "opening_s", 1.1),
+            "not measured: no time for blocks.0, after 1.1",
+        ),
     ],
-    ids=["no lender", "short copies", "failure"],
+    ids=["no lender", "short copies", "failure", "no time"],
 )
 def test_what_could_not_be_measured_is_said_and_counts_as_nothing(
     spoil: Callable[[FakeGpu], None], said: str, monkeypatch: pytest.MonkeyPatch
