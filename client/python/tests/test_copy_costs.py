@@ -15,7 +15,8 @@ from torch import nn
 import hyperframes as hf
 from cases.small_gpt import assert_same, batch, loss_of, make_gpt, train
 from hyperframes import _copy_costs, _native
-from hyperframes._backend import EmbeddedBackend, _problem
+from hyperframes._backend import ClusterBackend, EmbeddedBackend, _problem
+from hyperframes._config import Cluster
 from hyperframes._copy_costs import Measurement, Tools, Work
 from hyperframes._lane_copies import LaneCopies
 from hyperframes.plan import rank_problem
@@ -373,6 +374,24 @@ def test_the_figures_are_part_of_the_problem_and_survive_json(profile: hf.Profil
     assert "peer_slowdown" not in problem
     plain = rank_problem(profile, rank=0, gpu="GPU-0", budget=None, activation_budget=None)
     assert "host_slowdown" not in plain
+
+
+def test_the_coordinator_is_told_in_the_ranks_profile(profile: hf.Profile) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Asking(ClusterBackend):
+        def __init__(self) -> None:
+            self._answer = {}
+            self._gpu = "GPU-0"
+            self._where = Cluster("", "job", "token", "GPU-0", 0, 1, 1.0)
+
+        def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            asked.append(request)
+            return {"plan": {}}
+
+    told = with_slowdown(profile, 0.08)
+    Asking().plan(rank_problem(told, rank=0, gpu="GPU-0", budget=None, activation_budget=None), {})
+    assert asked[0]["rank"]["host_slowdown"] == {"out": 0.08, "in": 0.04}
 
 
 def test_a_plan_charges_for_them(profile: hf.Profile) -> None:
