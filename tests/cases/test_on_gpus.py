@@ -196,10 +196,13 @@ def test_what_copies_cost_is_measured_and_training_stays_the_same_to_the_last_bi
     assert profile.copy_slowdown_note.startswith("measured with blocks.0, ")
     assert float(profile.copy_slowdown_note.split()[-2]) < 2 * _copy_costs.LIMIT_S
     tiers = {slowdown.tier for slowdown in profile.copy_slowdowns}
-    assert tiers == ({"host", "peer"} if torch.cuda.device_count() > 1 else {"host"})
+    gpus = [device for device in machine_on_gpus()[1] if not device["is_host"]]
+    assert tiers == ({"host", "peer"} if len(gpus) > 1 else {"host"})
+    real = {"host", "peer"} if torch.cuda.device_count() == len(gpus) else {"host"}
     for slowdown in profile.copy_slowdowns:
-        assert 0 <= slowdown.out <= 0.5
-        assert 0 <= slowdown.back <= 0.5
+        most = 0.5 if slowdown.tier in real else 1  # A GPU that is seen twice copies to itself.
+        assert 0 <= slowdown.out <= most
+        assert 0 <= slowdown.back <= most
     context = hf.hyperframes(
         model, profile=profile, activation_budget=profile.activation_bytes // 2
     )
