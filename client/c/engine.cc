@@ -39,7 +39,8 @@ absl::Status Engine::Start(const EngineOptions& options) {
   // All are being pinned at once by now. Waited for here, so that no step ever does.
   for (const EngineArena& arena : arenas) HF_RETURN_IF_ERROR(arena.memory->WaitUntilUsable());
   HF_ASSIGN_OR_RETURN(frames_, FrameEngine::Create(device, std::move(arenas), options.engine));
-  if (agent_leases_.empty()) {
+  // The agent takes the end of this connection for the worker's.
+  if (agent_leases_.empty() && !options.measures_only) {
     // Without leases the agent is wanted for the counters alone, and a run does not depend on
     // those.
     const absl::Status shared = machine_->ShareCounters();

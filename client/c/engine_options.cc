@@ -94,6 +94,7 @@ absl::StatusOr<EngineOptions> ParseEngineOptions(const std::string& json) {
   reader.Size("stash_limit", &options.engine.stash_limit);
   reader.Size("prefetch_limit", &options.engine.prefetch_limit);
   reader.Bool("verify", &options.engine.verify);
+  reader.Bool("measures_only", &options.measures_only);
   reader.Any("chaos", [&](const nlohmann::json& element) -> absl::Status {
     HF_ASSIGN_OR_RETURN(options.engine.chaos, ReadChaos(element));
     return absl::OkStatus();

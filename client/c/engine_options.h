@@ -28,6 +28,7 @@ struct LeaseOptions {
 struct EngineOptions {
   std::string gpu;
   FrameEngineOptions engine;
+  bool measures_only = false;  // Its copies are no training's: the agent need not know of it.
   std::vector<LeaseOptions> leases;
 };
 

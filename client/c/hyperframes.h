@@ -86,7 +86,7 @@ void hf_machine_close(hf_machine* machine); /* Engines on it must have been clos
  * "longest_delay_s", "skip_direction": "out"|"in", "skip_tier": "peer"|"host"}, "leases":
  * [{"device", "tier": "TIER_PEER"|"TIER_HOST", "bytes"[, "lease_id", "token", "worker_socket"]}]}.
  * A lease with a token is mapped from the agent behind worker_socket; one without is allocated
- * here. On "cuda" the call returns once host memory is pinned, at a third of a second per GiB. */
+ * here. "measures_only": no agent hears of it. On "cuda" host memory is pinned first, 3 GiB/s. */
 typedef struct hf_engine hf_engine;
 hf_code hf_engine_open(hf_machine* machine, const char* options_json, hf_engine** engine);
 /* Waits for copies under way, unmaps and returns leases. */

@@ -163,6 +163,18 @@ TEST_F(LeaseTest, TheNextEngineOfAProcessUsesTheSameConnection) {
   EXPECT_EQ(agent_->server->counters().connections_opened, 1);
 }
 
+TEST_F(LeaseTest, AnEngineThatOnlyMeasuresDoesNotConnectToTheAgent) {
+  setenv("HYPERFRAMES_WORKER_SOCKET", absl::StrCat(directory_, "/socket").c_str(), 1);
+  for (const char* options : {R"({"measures_only": true})", "{}"}) {
+    hf_engine* engine = nullptr;
+    ASSERT_EQ(hf_engine_open(machine_, options, &engine), HF_OK) << hf_last_error();
+    const bool measures = options[1] != '}';
+    EXPECT_EQ(agent_->server->counters().connections_opened, measures ? 0 : 1);
+    hf_engine_close(engine);
+  }
+  unsetenv("HYPERFRAMES_WORKER_SOCKET");
+}
+
 TEST_F(LeaseTest, TheCountersPageIsReadByTheAgentThatGotIt) {
   PageKeeper keeper;
   DescriptorServerOptions options;

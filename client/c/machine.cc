@@ -226,6 +226,13 @@ v1::LinkProfile Machine::Link(const doctor::PathFacts& path) const {
   link.set_bytes_per_second(path.bytes_per_second);
   link.set_latency_s(absl::ToDoubleSeconds(path.latency));
   link.set_kind(path.link);
+  // A simulated device says what its copies cost; of a real one the job's own profile does.
+  if (simulated_ != nullptr) {
+    for (const auto& device : simulated_->devices()) {
+      if (device->options().uuid != path.from) continue;
+      link.set_compute_slowdown(device->options().copy_slowdown);
+    }
+  }
   // All of a node's GPUs share its way into host memory.
   if (path.kind == doctor::PathKind::kToHost) link.set_shared_group(path.to);
   return link;

@@ -11,6 +11,7 @@
 
 #include "common/frame.h"
 #include "common/units.h"
+#include "coordinator/planner/problem.h"
 
 namespace hyperframes {
 
@@ -27,10 +28,10 @@ struct Path {
   double out_latency_s = 0;
   double in_bytes_per_s = 0;
   double in_latency_s = 0;
-  double slowdown = 0;  // Of compute while it copies.
-  Bytes room = 0;       // What this rank may still lease there.
-  Bytes taken = 0;      // Used or leased there already, for levelling.
-  Bytes usable = 1;     // M of the lender.
+  CopySlowdown slowdown;  // Of compute while it copies.
+  Bytes room = 0;         // What this rank may still lease there.
+  Bytes taken = 0;        // Used or leased there already, for levelling.
+  Bytes usable = 1;       // M of the lender.
   std::string kind;
   std::string node;   // Of the lender, where that is another one than the GPU's; else empty.
   Bytes staging = 0;  // With it: on the rank's GPU, for as long as there is a lease.
@@ -83,7 +84,7 @@ struct ModelBlock {
 struct RankModel {
   std::vector<ModelBlock> blocks;
   std::vector<Path> paths;  // Peers, other nodes' GPUs, hosts; each by UUID.
-  double lane_slowdown[kLanes] = {};
+  CopySlowdown lane_slowdown[kLanes];
   Bytes activation_limit = kNoLimit;  // On activations.
   Bytes total_limit = kNoLimit;       // On activations + transient bytes of the running block.
   bool level_first = false;

@@ -39,6 +39,10 @@ void AddRank(const RankProblem& rank, Hash* hash) {
   hash->Number(rank.overhead_bytes);
   hash->Number(rank.budget);
   hash->Number(rank.activation_budget);
+  for (const CopySlowdown& slowdown : {rank.peer_slowdown, rank.host_slowdown}) {
+    hash->Real(slowdown.out);
+    hash->Real(slowdown.in);
+  }
   hash->Number(static_cast<int64_t>(rank.blocks.size()));
   for (const BlockProfile& block : rank.blocks) {
     hash->Text(block.name);

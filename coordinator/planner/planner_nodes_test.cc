@@ -107,6 +107,14 @@ TEST(PlannerNodes, WhatHftransferKeepsOfTheLenderIsNotLent) {
   EXPECT_LT(Leased(MustPlan(problem), "SIM-b-0"), needed);
 }
 
+TEST(PlannerNodes, WhatARankMeasuredBesideItsOwnNodesCopiesSaysNothingOfAnotherNode) {
+  PlanProblem problem = TwoNodes(/*near=*/0, 20e9);
+  const FramePlan free = MustPlan(problem);
+  ASSERT_GT(Leased(free, "SIM-b-0"), 0);
+  problem.ranks[0].peer_slowdown = {0.5, 0.5};
+  EXPECT_EQ(MustPlan(problem).ranks[0].predicted_step, free.ranks[0].predicted_step);
+}
+
 TEST(PlannerNodes, NobodyAsksAnotherNodeWhereNothingHasToMove) {
   PlanProblem problem = TwoNodes(/*near=*/0, 20e9);
   problem.ranks[0].activation_budget = -1;

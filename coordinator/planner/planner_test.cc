@@ -97,6 +97,42 @@ TEST(GreedyPlanner, RecomputesWhenCopiesAreSlowAndMovesWhenRecomputeIs) {
   EXPECT_EQ(fast_links.ranks[0].recomputed_bytes, 0);
 }
 
+TEST(GreedyPlanner, ChargesForWhatCopiesCostTheComputeOfTheRank) {
+  PlanProblem problem = Transformer(8, 8);
+  problem.ranks[0].activation_budget = AllActivations(problem) / 2;
+  problem.forbidden_tiers = {Tier::kPeer};
+  problem.forbid_recompute = true;
+  for (LinkProfile& link : problem.links) {
+    link.compute_slowdown = 0;
+    link.bytes_per_second = 40e9;  // Compute never waits for a copy.
+  }
+  const FramePlan free = MustPlan(problem);
+  problem.ranks[0].peer_slowdown = {0.5, 0.5};
+  const FramePlan other_tier = MustPlan(problem);
+  EXPECT_EQ(other_tier.ranks[0].predicted_step, free.ranks[0].predicted_step);
+  EXPECT_NE(other_tier.id, free.id);
+  problem.ranks[0].host_slowdown = {0.08, 0.04};
+  const FramePlan priced = MustPlan(problem);
+  const absl::Duration more = priced.ranks[0].predicted_step - free.ranks[0].predicted_step;
+  // 8 % of the time that copies out take, and 4 % of the time back.
+  const double copies_s = static_cast<double>(Moved(priced.ranks[0])) / 40e9;
+  EXPECT_NEAR(absl::ToDoubleSeconds(more), 0.12 * copies_s, 0.012 * copies_s);
+  // A link that says more of itself binds.
+  for (LinkProfile& link : problem.links) link.compute_slowdown = 0.3;
+  EXPECT_GT(MustPlan(problem).ranks[0].predicted_step, priced.ranks[0].predicted_step);
+}
+
+TEST(GreedyPlanner, RefusesASlowdownThatIsNoShare) {
+  PlanProblem problem = Transformer(2, 2);
+  problem.ranks[0].peer_slowdown.out = 1.5;
+  EXPECT_THAT(Refusal(problem, absl::StatusCode::kInvalidArgument),
+              HasSubstr("ranks[0].peer_slowdown.out is 1.5; it is a share from 0 to 1"));
+  problem.ranks[0].peer_slowdown.out = 0;
+  problem.ranks[0].host_slowdown.in = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(Refusal(problem, absl::StatusCode::kInvalidArgument),
+              HasSubstr("ranks[0].host_slowdown.in is nan"));
+}
+
 TEST(GreedyPlanner, ObeysForbiddenTiersAndForbiddenRecompute) {
   PlanProblem problem = Transformer(8, 8);
   problem.ranks[0].activation_budget = AllActivations(problem) / 2;

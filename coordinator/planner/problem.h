@@ -72,6 +72,12 @@ struct BlockProfile {
   absl::Duration selective_base;            // Running it again with all of them saved.
 };
 
+// By which share compute takes longer while frames go to a tier, or come back: 0.08 = 8 %.
+struct CopySlowdown {
+  double out = 0;
+  double in = 0;
+};
+
 // One training process: blocks in order of execution, and what it has to live in.
 struct RankProblem {
   int32_t rank = 0;
@@ -84,6 +90,10 @@ struct RankProblem {
   // bind.
   Bytes budget = -1;
   Bytes activation_budget = -1;
+  // Measured with the rank's own work, for lenders on its own node; 0: nothing, or not measured. A
+  // link that says more binds.
+  CopySlowdown peer_slowdown;
+  CopySlowdown host_slowdown;
 };
 
 // A GPU, or a node's host memory, with what may be lent from it to this job.

@@ -44,6 +44,16 @@ absl::Status CheckSeconds(const std::string& field, absl::Duration duration) {
   return absl::OkStatus();
 }
 
+absl::Status CheckShare(const std::string& field, double share) {
+  if (share >= 0 && share <= 1) return absl::OkStatus();
+  return Refuse(field, absl::StrCat("is ", share, "; it is a share from 0 to 1"));
+}
+
+absl::Status CheckSlowdown(const std::string& field, const CopySlowdown& slowdown) {
+  HF_RETURN_IF_ERROR(CheckShare(absl::StrCat(field, ".out"), slowdown.out));
+  return CheckShare(absl::StrCat(field, ".in"), slowdown.in);
+}
+
 absl::Status CheckName(const std::string& field, const std::string& name) {
   if (name.empty()) return Refuse(field, "is empty");
   if (name.size() > kMostName) {
@@ -149,6 +159,8 @@ absl::Status CheckRank(const std::string& field, const RankProblem& rank,
   }
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".resident_bytes"), rank.resident_bytes));
   HF_RETURN_IF_ERROR(CheckBytes(absl::StrCat(field, ".overhead_bytes"), rank.overhead_bytes));
+  HF_RETURN_IF_ERROR(CheckSlowdown(absl::StrCat(field, ".peer_slowdown"), rank.peer_slowdown));
+  HF_RETURN_IF_ERROR(CheckSlowdown(absl::StrCat(field, ".host_slowdown"), rank.host_slowdown));
   if (rank.budget >= 0 && rank.activation_budget >= 0) {
     return Refuse(field,
                   absl::StrCat("has two budgets: budget ", rank.budget, " and activation_budget ",
@@ -203,10 +215,7 @@ absl::Status CheckLinks(const PlanProblem& problem, const std::set<std::string>&
                     absl::StrCat("is ", link.bytes_per_second));
     }
     HF_RETURN_IF_ERROR(CheckSeconds(absl::StrCat(of, ".latency"), link.latency));
-    if (!(link.compute_slowdown >= 0 && link.compute_slowdown <= 1)) {
-      return Refuse(absl::StrCat(of, ".compute_slowdown"),
-                    absl::StrCat("is ", link.compute_slowdown, "; it is a share from 0 to 1"));
-    }
+    HF_RETURN_IF_ERROR(CheckShare(absl::StrCat(of, ".compute_slowdown"), link.compute_slowdown));
     if (!ends.insert({link.from, link.to}).second) {
       return Refuse(of, absl::StrCat("is there twice: ", Short(link.from), " to ", Short(link.to)));
     }

@@ -88,8 +88,16 @@ void KeepFastest(std::vector<Path>* paths, size_t most) {
             [](const Path& a, const Path& b) { return a.device < b.device; });
 }
 
-void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& taken,
+// What copies over either way of a link cost compute: as the rank measured, or as the link says.
+CopySlowdown SlowdownOf(const CopySlowdown& measured, const LinkProfile& out,
+                        const LinkProfile& in) {
+  const double told = std::max(out.compute_slowdown, in.compute_slowdown);
+  return {std::max(measured.out, told), std::max(measured.in, told)};
+}
+
+void AddPaths(const PlanProblem& problem, const RankProblem& rank, const Taken& taken,
               Lenders lenders, RankModel* model) {
+  const std::string& gpu = rank.gpu;
   const std::map<std::string, int> ranks_per_group = RanksPerGroup(problem);
   const DeviceProfile& own = DeviceOf(problem, gpu);
   std::vector<Path> by_tier[kTierCount];
@@ -116,7 +124,9 @@ void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& t
     path.in_bytes_per_s = Share(*in, ranks_per_group);
     path.out_latency_s = absl::ToDoubleSeconds(out->latency);
     path.in_latency_s = absl::ToDoubleSeconds(in->latency);
-    path.slowdown = std::max(out->compute_slowdown, in->compute_slowdown);
+    // What the rank measured is of its own node: nothing is known of the way to another.
+    const CopySlowdown& measured = device.is_host ? rank.host_slowdown : rank.peer_slowdown;
+    path.slowdown = SlowdownOf(crosses ? CopySlowdown() : measured, *out, *in);
     path.room = RoomOn(device, taken);
     path.usable = device.usable_bytes;
     path.taken = std::max<Bytes>(0, device.usable_bytes - path.room);
@@ -144,8 +154,9 @@ void AddPaths(const PlanProblem& problem, const std::string& gpu, const Taken& t
       // What goes to another node leaves the GPU by the way that host memory is reached by.
       const bool leaves = path.tier == Tier::kHost || !path.node.empty();
       path.lane = leaves && !shared ? 1 : 0;
-      double& slowdown = model->lane_slowdown[path.lane];
-      slowdown = std::max(slowdown, path.slowdown);
+      CopySlowdown& slowdown = model->lane_slowdown[path.lane];
+      slowdown.out = std::max(slowdown.out, path.slowdown.out);
+      slowdown.in = std::max(slowdown.in, path.slowdown.in);
       model->paths.push_back(path);
     }
   }
@@ -283,7 +294,7 @@ RankModel BuildRankModel(const PlanProblem& problem, size_t rank, const Taken& t
   for (const BlockProfile& block : of.blocks) {
     model.blocks.push_back(ToModel(block, problem.forbid_recompute, problem.forbid_selective));
   }
-  AddPaths(problem, of.gpu, taken, lenders, &model);
+  AddPaths(problem, of, taken, lenders, &model);
   const DeviceProfile& gpu = DeviceOf(problem, of.gpu);
   const auto leased = taken.leased.find(of.gpu);
   const Bytes lent = leased == taken.leased.end() ? 0 : leased->second;

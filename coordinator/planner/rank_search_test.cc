@@ -202,6 +202,38 @@ TEST(RankSearch, NothingHoldsLessThanTheFloor) {
   EXPECT_GE(equal, 50);
 }
 
+// A long sequence with nothing but host memory to borrow, at 64 ms of copies per layer and way.
+PlanProblem HostOnly(double slowdown) {
+  PlanProblem problem = LongSequence(12);
+  problem.forbidden_tiers = {Tier::kPeer};
+  problem.links[1].bytes_per_second = 1.15e9;
+  problem.links[1].compute_slowdown = 0;
+  problem.ranks[0].host_slowdown = {slowdown, slowdown};
+  problem.ranks[0].activation_budget = AllActivations(problem) * 3 / 10;
+  return InCanonicalOrder(std::move(problem));
+}
+
+double RecomputeSeconds(const RankSolution& solution) { return solution.result.recompute_s; }
+
+TEST(RankSearch, RunsMoreAgainWhereCopiesSlowTheComputeBesideThem) {
+  const RankModel free = BuildRankModel(HostOnly(0), 0, Taken());
+  const RankModel priced = BuildRankModel(HostOnly(0.08), 0, Taken());
+  const RankSolution unaware = *SearchRank(free);
+  const RankSolution aware = *SearchRank(priced);
+  EXPECT_GT(RecomputeSeconds(aware), RecomputeSeconds(unaware));
+  // What the unaware plan would really take, and what the other one says of itself.
+  std::vector<BlockLoad> loads;
+  for (size_t b = 0; b < priced.blocks.size(); ++b) {
+    loads.push_back(LoadOf(priced, priced.blocks[b], unaware.choices[b]));
+  }
+  const StepResult real = SimulateStep(priced, loads, unaware.limits);
+  std::printf("planned %.1f ms without a price of copies, really %.1f; with one %.1f, %.1f again\n",
+              unaware.result.step_s * 1e3, real.step_s * 1e3, aware.result.step_s * 1e3,
+              aware.result.recompute_s * 1e3);
+  EXPECT_GT(real.step_s, unaware.result.step_s);
+  EXPECT_LT(aware.result.step_s, real.step_s);
+}
+
 TEST(RankSearch, NothingIsDoneWhenNothingIsNeeded) {
   const PlanProblem problem = InCanonicalOrder(Transformer(3, 4));
   const RankModel model = BuildRankModel(problem, 0, Taken());

@@ -91,7 +91,7 @@ void ForwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
       if (load.lane_bytes[l] > 0) {
         lanes[l].Add(early * static_cast<double>(load.lane_bytes[l]), early * load.out_s[l]);
       }
-      compute += model.lane_slowdown[l] * std::min(lanes[l].seconds, model.blocks[i].forward_s);
+      compute += model.lane_slowdown[l].out * std::min(lanes[l].seconds, model.blocks[i].forward_s);
     }
     result->step_s += compute;
     for (int l = 0; l < kLanes; ++l) {
@@ -157,12 +157,12 @@ class Reloads {
   }
 
   // Prefetches while compute runs for `seconds`; returns by how much that slows it.
-  double Overlap(double seconds, const double* slowdown) {
+  double Overlap(double seconds, const CopySlowdown* slowdown) {
     double slower = 0;
     for (int l = 0; l < kLanes; ++l) {
       const double own = std::min(busy_s_[l], seconds);
       busy_s_[l] = 0;
-      slower += slowdown[l] * own;
+      slower += slowdown[l].in * own;
       if (left_[l] <= 0 && copy_out_s_[l] <= 0) continue;
       const double late = std::min(copy_out_s_[l], seconds - own);
       copy_out_s_[l] -= late;
@@ -170,9 +170,9 @@ class Reloads {
       if (room > 0 && rate_[l] > 0) {
         const double fetched = std::min(room, (seconds - own - late) * rate_[l]);
         ahead_[l] += fetched;
-        slower += slowdown[l] * (fetched * seconds_per_byte_[l]);
+        slower += slowdown[l].in * (fetched * seconds_per_byte_[l]);
       }
-      slower += slowdown[l] * late;
+      slower += slowdown[l].out * late;
     }
     return slower;
   }
@@ -260,7 +260,7 @@ void AddAgain(const RankModel& model, const ModelBlock& block, const BlockChoice
     load->again_largest = std::max(load->again_largest, bytes);
     out_s += path.out_latency_s + static_cast<double>(bytes) / path.out_bytes_per_s;
     load->again_s += path.in_latency_s + static_cast<double>(bytes) / path.in_bytes_per_s;
-    load->again_s += path.slowdown * (static_cast<double>(bytes) / path.out_bytes_per_s);
+    load->again_s += path.slowdown.out * (static_cast<double>(bytes) / path.out_bytes_per_s);
   }
   load->again_s += std::max(0.0, out_s - load->recompute_s);
 }

@@ -180,10 +180,18 @@ TEST(StepModel, TheLastBlockGainsNothingByMoving) {
 
 TEST(StepModel, CopiesSlowComputeByTheSharesOfTheirLink) {
   RankModel model = ThreeBlocks();
-  model.lane_slowdown[0] = 0.5;
+  model.lane_slowdown[0] = {/*out=*/0.5, /*in=*/0.5};
   const StepResult result = Step(model, {kMoveInput, kKeep, kKeep}, 100);
   // 1 s of copy beside forward and 1 s beside backward, each costing half a second.
   EXPECT_NEAR(result.step_s, 10, 1e-9);
+}
+
+TEST(StepModel, ForwardIsSlowedByCopiesOutAndBackwardByCopiesIn) {
+  RankModel model = ThreeBlocks();
+  model.lane_slowdown[0] = {/*out=*/0.5, /*in=*/0.25};
+  EXPECT_NEAR(Step(model, {kMoveInput, kKeep, kKeep}, 100).step_s, 9.75, 1e-9);
+  model.lane_slowdown[1] = {/*out=*/1, /*in=*/1};  // Of a lane that copies nothing.
+  EXPECT_NEAR(Step(model, {kMoveInput, kKeep, kKeep}, 100).step_s, 9.75, 1e-9);
 }
 
 TEST(StepModel, ChargingInFullIsNeverLess) {

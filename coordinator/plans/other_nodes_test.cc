@@ -93,8 +93,9 @@ class OtherNodes : public testing::Test {
                       .ok());
     }
   }
-  absl::StatusOr<v1::CreatePlanResponse> Ask() {
+  absl::StatusOr<v1::CreatePlanResponse> Ask(const v1::RankProblem& rank = {}) {
     v1::CreatePlanRequest request;
+    *request.mutable_rank() = rank;
     request.set_job_id(job_);
     request.set_job_token((*jobs_->Get(job_))->token());
     request.set_world_size(1);
@@ -174,6 +175,16 @@ TEST_F(OtherNodes, WhatTheOtherEndMeasuredCountsWhereTheOwnOneHasNot) {
   EXPECT_EQ(LinkSpeed(), 2e8);
   Measured("a", "b", 3e8);
   EXPECT_EQ(LinkSpeed(), 3e8);
+}
+
+TEST_F(OtherNodes, ThePlannerSeesWhatARankMeasuredBesideItsOwnCopies) {
+  v1::RankProblem rank;
+  rank.mutable_host_slowdown()->set_out(0.08);
+  rank.mutable_peer_slowdown()->set_in(0.03);
+  ASSERT_TRUE(Ask(rank).ok());
+  ASSERT_EQ(problem_.ranks_size(), 1);
+  EXPECT_EQ(problem_.ranks(0).host_slowdown().out(), 0.08);
+  EXPECT_EQ(problem_.ranks(0).peer_slowdown().in(), 0.03);
 }
 
 TEST_F(OtherNodes, AnOldMeasurementIsForgottenAndThePromiseCountsAgain) {

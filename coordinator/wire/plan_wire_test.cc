@@ -52,7 +52,9 @@ void Fill(Message* message, int* next) {
     const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
     for (int twice = 0; twice < (field->is_repeated() ? 2 : 1); ++twice) {
       if (is_message) {
-        Fill(reflection->AddMessage(message, field), next);
+        Fill(field->is_repeated() ? reflection->AddMessage(message, field)
+                                  : reflection->MutableMessage(message, field),
+             next);
       } else {
         FillScalar(message, field, next, field->is_repeated());
       }

@@ -98,6 +98,18 @@ v1::BackwardPhase PhaseToProto(const BackwardPhase& phase) {
   return message;
 }
 
+absl::StatusOr<CopySlowdown> SlowdownFromProto(const v1::CopySlowdown& message,
+                                               const std::string& field) {
+  HF_RETURN_IF_ERROR(CheckWireNumber(absl::StrCat(field, ".out"), message.out()));
+  HF_RETURN_IF_ERROR(CheckWireNumber(absl::StrCat(field, ".in"), message.in()));
+  return CopySlowdown{message.out(), message.in()};
+}
+
+void SlowdownToProto(const CopySlowdown& slowdown, v1::CopySlowdown* message) {
+  message->set_out(slowdown.out);
+  message->set_in(slowdown.in);
+}
+
 // Absent is -1; present is a budget, and 0 means none.
 absl::StatusOr<Bytes> Budget(const std::string& field, bool present, int64_t bytes) {
   if (!present) return Bytes{-1};
@@ -171,6 +183,10 @@ absl::StatusOr<RankProblem> FromProto(const v1::RankProblem& message, const std:
   HF_ASSIGN_OR_RETURN(rank.activation_budget,
                       Budget(absl::StrCat(field, ".activation_budget"),
                              message.has_activation_budget(), message.activation_budget()));
+  HF_ASSIGN_OR_RETURN(rank.peer_slowdown, SlowdownFromProto(message.peer_slowdown(),
+                                                            absl::StrCat(field, ".peer_slowdown")));
+  HF_ASSIGN_OR_RETURN(rank.host_slowdown, SlowdownFromProto(message.host_slowdown(),
+                                                            absl::StrCat(field, ".host_slowdown")));
   return rank;
 }
 
@@ -263,6 +279,8 @@ v1::RankProblem ToProto(const RankProblem& rank) {
   message.set_overhead_bytes(rank.overhead_bytes);
   if (rank.budget >= 0) message.set_budget(rank.budget);
   if (rank.activation_budget >= 0) message.set_activation_budget(rank.activation_budget);
+  SlowdownToProto(rank.peer_slowdown, message.mutable_peer_slowdown());
+  SlowdownToProto(rank.host_slowdown, message.mutable_host_slowdown());
   return message;
 }
 

@@ -22,7 +22,7 @@ from cases.backends import RuleOnRealEngine, chaotic, machine_on_gpus
 from cases.framing import framed, mixed, peer
 from cases.small_gpt import DEVICE, assert_same, batch, loss_of, make_gpt, train
 from gpus import twin
-from hyperframes import _native
+from hyperframes import _copy_costs, _native
 from hyperframes._blocks import Ledger
 from hyperframes._engine import PEER
 from hyperframes._frames import FrameStore, Moved
@@ -175,6 +175,71 @@ def test_a_borrowers_bytes_go_back_to_the_lender() -> None:
     assert before - lendable() >= 1 << 30
     engine.close()
     assert before - lendable() < FEW_MIB
+
+
+WIDE: dict[str, Any] = {"layers": 3, "hidden": 1024, "heads": 8, "length": 1024, "dropout": 0.1}
+
+
+def profile_of(model: Any) -> hf.Profile:
+    ids, targets = batch(0, 1024)
+    return hf.profile(model, ids, loss_fn=lambda out: loss_of(out, targets))
+
+
+def test_what_copies_cost_is_measured_and_training_stays_the_same_to_the_last_bit() -> None:
+    plain = train(make_gpt(**WIDE), 3, lengths=lambda step: 1024)
+    _copy_costs._known.clear()
+    model = make_gpt(**WIDE)
+    before = torch.cuda.get_rng_state(), torch.get_rng_state()
+    profile = profile_of(model)
+    assert torch.equal(torch.cuda.get_rng_state(), before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])
+    print(profile.copy_slowdowns, profile.copy_slowdown_note)
+    assert profile.copy_slowdown_note.startswith("measured with blocks.0, ")
+    assert float(profile.copy_slowdown_note.split()[-2]) < 2 * _copy_costs.LIMIT_S
+    tiers = {slowdown.tier for slowdown in profile.copy_slowdowns}
+    gpus = [device for device in machine_on_gpus()[1] if not device["is_host"]]
+    assert tiers == ({"host", "peer"} if len(gpus) > 1 else {"host"})
+    real = {"host", "peer"} if torch.cuda.device_count() == len(gpus) else {"host"}
+    for slowdown in profile.copy_slowdowns:
+        most = 0.5 if slowdown.tier in real else 1  # A GPU that is seen twice copies to itself.
+        assert 0 <= slowdown.out <= most
+        assert 0 <= slowdown.back <= most
+    context = hf.hyperframes(
+        model, profile=profile, activation_budget=profile.activation_bytes // 2
+    )
+    with context as inside:
+        assert_same(plain, train(inside, 3, lengths=lambda step: 1024))
+    assert set(context.stats()["copy_slowdown"]) == tiers
+
+
+def test_measuring_what_copies_cost_takes_no_more_memory_than_the_profile_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def highest() -> int:
+        """Of a profile, which starts a new peak with every block."""
+        seen = [0]
+        reset = torch.cuda.reset_peak_memory_stats
+
+        def note(*arguments: Any) -> None:
+            seen[0] = max(seen[0], torch.cuda.max_memory_allocated())
+            reset(*arguments)
+
+        model = make_gpt(**WIDE)
+        reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "reset_peak_memory_stats", note)
+            profiles.append(profile_of(model))
+        return max(seen[0], torch.cuda.max_memory_allocated())
+
+    profiles: list[hf.Profile] = []
+    highest()  # Libraries' own workspaces are there from now on.
+    _copy_costs._known.clear()
+    measured = highest()
+    with monkeypatch.context() as patch:
+        patch.setattr(_copy_costs, "tools_for", lambda device: None)
+        assert measured <= highest()
+    assert profiles[1].copy_slowdowns
+    assert not profiles[2].copy_slowdowns
 
 
 def in_a_process_that_sees(gpus: str, lines: str) -> subprocess.CompletedProcess[str]:

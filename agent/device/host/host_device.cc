@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <utility>
@@ -37,6 +38,7 @@ void SleepNs(int64_t ns) {
 struct ComputeAccount {
   uint64_t device_serial = 0;
   int64_t paid_until_cpu_ns = 0;
+  int64_t paid_until_copied_ns = 0;
 };
 thread_local ComputeAccount compute_account;
 
@@ -65,6 +67,9 @@ absl::Status CheckOptions(const HostDeviceOptions& options) {
   if (!(options.compute_slowdown >= 1 && options.compute_slowdown <= kLargestSlowdown)) {
     return refuse("slowdown", absl::StrCat(options.compute_slowdown), "from 1 to 1000");
   }
+  if (!(options.copy_slowdown >= 0 && options.copy_slowdown <= 1)) {
+    return refuse("copy slowdown", absl::StrCat(options.copy_slowdown), "from 0 to 1");
+  }
   return absl::OkStatus();
 }
 
@@ -80,6 +85,7 @@ HostDevice::HostDevice(HostDeviceOptions options)
     : options_(std::move(options)),
       description_{options_.uuid, options_.name, "host", options_.total_bytes},
       budget_(std::make_shared<MemoryBudget>(options_.total_bytes)),
+      copied_ns_(std::make_shared<std::atomic<int64_t>>(0)),
       serial_(NextSerial()) {}
 
 absl::StatusOr<std::unique_ptr<Memory>> HostDevice::Allocate(Bytes bytes) {
@@ -121,6 +127,7 @@ absl::StatusOr<std::unique_ptr<Stream>> HostDevice::CreateStream(Direction /*dir
   PathSpeed speed;
   speed.bandwidth = tier == Tier::kPeer ? options_.peer_bandwidth : options_.host_bandwidth;
   speed.latency = options_.latency;
+  speed.busy_ns = copied_ns_;
   return std::unique_ptr<Stream>(new HostStream(speed));
 }
 
@@ -135,14 +142,17 @@ absl::Status HostDevice::ComputeWait(void* /*compute_stream*/, const Event& even
 }
 
 void HostDevice::PayForCompute() {
-  if (options_.compute_slowdown <= 1) return;
+  if (options_.compute_slowdown <= 1 && options_.copy_slowdown <= 0) return;
   const int64_t used_ns = ThreadCpuNs();
+  const int64_t copied_ns = copied_ns_->load(std::memory_order_relaxed);
   if (compute_account.device_serial == serial_) {
-    const double owed_ns = static_cast<double>(used_ns - compute_account.paid_until_cpu_ns) *
-                           (options_.compute_slowdown - 1);
-    SleepNs(static_cast<int64_t>(owed_ns));
+    const auto took_ns = static_cast<double>(used_ns - compute_account.paid_until_cpu_ns);
+    const auto copies_ns = static_cast<double>(copied_ns - compute_account.paid_until_copied_ns);
+    const double beside_ns = std::min(took_ns * options_.compute_slowdown, copies_ns);
+    SleepNs(static_cast<int64_t>(took_ns * (options_.compute_slowdown - 1) +
+                                 beside_ns * options_.copy_slowdown));
   }
-  compute_account = {serial_, used_ns};
+  compute_account = {serial_, used_ns, copied_ns};
 }
 
 }  // namespace hyperframes

@@ -4,6 +4,7 @@
 #ifndef HYPERFRAMES_AGENT_DEVICE_HOST_HOST_DEVICE_H_
 #define HYPERFRAMES_AGENT_DEVICE_HOST_HOST_DEVICE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,12 +33,14 @@ struct HostDeviceOptions {
   // caller sleeps (slowdown - 1) times the processor time that its thread has used since the last
   // one. Not at ComputeWait: that would be counted as waiting for copies.
   double compute_slowdown = 1.0;
+  // By which share compute takes longer while copies of this device run, 0.08 = 8 %; paid likewise.
+  double copy_slowdown = 0;
 };
 
 class HostDevice final : public Device {
  public:
-  // InvalidArgument names the field: empty uuid, a negative size, speed or latency, or a slowdown
-  // outside [1, 1000].
+  // InvalidArgument names the field: empty uuid, a negative size, speed or latency, a slowdown
+  // outside [1, 1000], or a copy slowdown outside [0, 1].
   static absl::StatusOr<std::unique_ptr<HostDevice>> Create(HostDeviceOptions options);
 
   const DeviceDescription& description() const override { return description_; }
@@ -61,6 +64,7 @@ class HostDevice final : public Device {
   const HostDeviceOptions options_;
   const DeviceDescription description_;
   const std::shared_ptr<MemoryBudget> budget_;
+  const std::shared_ptr<std::atomic<int64_t>> copied_ns_;  // By all lanes.
   const uint64_t serial_;  // Tells devices of this process apart in a thread's compute account.
 };
 

@@ -182,6 +182,31 @@ TEST(HostDevice, ComputesAsMuchSlowerAsItIsTold) {
   EXPECT_GE(MonotonicClock()->Now() - started, absl::Milliseconds(39));
 }
 
+TEST(HostDevice, ComputesSlowerBesideItsOwnCopies) {
+  HostDeviceOptions options;
+  options.uuid = "SIM-x";
+  options.total_bytes = kMiB;
+  options.host_bandwidth = 4 * kMiB;  // A copy of 1 MiB takes a quarter of a second.
+  options.copy_slowdown = 1;
+  const auto device = HostDevice::Create(options).value();
+  const auto cpu_time = [] {
+    timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return absl::DurationFromTimespec(used);
+  };
+  const auto lane = device->CreateStream(Direction::kOut, Tier::kHost).value();
+  std::vector<char> from(kMiB), to(kMiB);
+  ASSERT_TRUE(device->RecordCompute(nullptr).ok());
+  const absl::Duration cpu_before = cpu_time();
+  while (cpu_time() - cpu_before < absl::Milliseconds(20)) {
+  }
+  ASSERT_TRUE(lane->Copy(to.data(), from.data(), kMiB).ok());
+  lane->Record()->Synchronize();
+  const absl::Time started = MonotonicClock()->Now();
+  ASSERT_TRUE(device->RecordCompute(nullptr).ok());
+  EXPECT_GE(MonotonicClock()->Now() - started, absl::Milliseconds(20));
+}
+
 TEST(HostDevice, RefusesOptionsThatMakeNoSenseByName) {
   const auto message = [](auto change) {
     HostDeviceOptions options;
@@ -197,6 +222,8 @@ TEST(HostDevice, RefusesOptionsThatMakeNoSenseByName) {
   EXPECT_THAT(message([](auto* o) { o->host_bandwidth = -1; }), HasSubstr("host bandwidth"));
   EXPECT_THAT(message([](auto* o) { o->latency = absl::Seconds(-1); }), HasSubstr("latency"));
   EXPECT_THAT(message([](auto* o) { o->compute_slowdown = 0.5; }), HasSubstr("slowdown is 0.5"));
+  EXPECT_THAT(message([](auto* o) { o->copy_slowdown = 1.5; }),
+              HasSubstr("copy slowdown is 1.5; it must be from 0 to 1"));
 }
 
 }  // namespace

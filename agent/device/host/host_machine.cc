@@ -23,8 +23,8 @@ constexpr size_t kLongestText = 16384;
 constexpr int kMostDevices = 64;
 constexpr const char* kAccepted =
     "accepted: \"uuid=SIZE[@key=value,key=value];...\" with the keys peer, host, "
-    "peer-promise, host-promise, collective-promise, latency and slowdown, or \"2 x 1GiB\", or "
-    "\"1GiB,512MiB\"";
+    "peer-promise, host-promise, collective-promise, latency, slowdown and copy-slowdown, or "
+    "\"2 x 1GiB\", or \"1GiB,512MiB\"";
 
 // What was wrong with one token; the token is cut so that a message stays bounded.
 absl::Status BadToken(absl::string_view token, absl::string_view why) {
@@ -75,6 +75,12 @@ absl::Status ParseProperty(const std::string& token, HostDeviceOptions* device) 
       return BadToken(token, "a slowdown is a number from 1 to 1000");
     }
     device->compute_slowdown = slowdown;
+  } else if (key == "copy-slowdown") {
+    double share = 0;
+    if (!absl::SimpleAtod(value, &share) || !(share >= 0 && share <= 1)) {
+      return BadToken(token, "a copy-slowdown is a share from 0 to 1");
+    }
+    device->copy_slowdown = share;
   } else {
     return BadToken(token, absl::StrCat("there is no key '", key.substr(0, 32), "'"));
   }
@@ -183,6 +189,10 @@ std::string FormatHostDevices(const std::vector<HostDeviceOptions>& devices) {
                                   "@peer=", device.peer_bandwidth, ",host=", device.host_bandwidth,
                                   ",latency=", absl::ToInt64Nanoseconds(device.latency), "ns",
                                   absl::StrFormat(",slowdown=%.17g", device.compute_slowdown)));
+    if (device.copy_slowdown > 0) {
+      absl::StrAppend(&pieces.back(),
+                      absl::StrFormat(",copy-slowdown=%.17g", device.copy_slowdown));
+    }
     if (device.peer_promise > 0) {
       absl::StrAppend(&pieces.back(), ",peer-promise=", device.peer_promise);
     }

@@ -21,8 +21,9 @@ namespace hyperframes {
 //   "2 x 1GiB", "2 x 1GiB@peer=20GB", "1GiB,512MiB": UUIDs are then SIM-<node>-0, -1, ...
 // Speeds are bytes per second; 0, or the key left out, is as fast as memory. peer-promise and
 // host-promise say what such links should do, and collective-promise what collectives among the
-// ranks of a job should, for the pre-flight. InvalidArgument names the token that cannot be read
-// and what is accepted there.
+// ranks of a job should, for the pre-flight. slowdown=1.5 computes so many times slower than the
+// processor, copy-slowdown=0.08 by 8 % more while copies run. InvalidArgument names the token that
+// cannot be read and what is accepted there.
 absl::StatusOr<std::vector<HostDeviceOptions>> ParseHostDevices(const std::string& text,
                                                                 const std::string& node = "local");
 

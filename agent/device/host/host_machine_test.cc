@@ -47,9 +47,11 @@ TEST(ParseHostDevices, ReadsTheShortForms) {
 
 TEST(ParseHostDevices, ReadsBackWhatFormatWrote) {
   const auto devices = ParseHostDevices(
-                           "SIM-a-0=1000001@peer=3GB,host=7,latency=1500ns,slowdown=1.1;"
+                           "SIM-a-0=1000001@peer=3GB,host=7,latency=1500ns,slowdown=1.1,"
+                           "copy-slowdown=0.08;"
                            "X=1@peer-promise=1GB,host-promise=2GB/s,collective-promise=3GB")
                            .value();
+  EXPECT_EQ(devices[0].copy_slowdown, 0.08);
   EXPECT_EQ(devices[1].collective_promise, 3'000'000'000);
   const auto again = ParseHostDevices(FormatHostDevices(devices)).value();
   ASSERT_EQ(again.size(), devices.size());
@@ -60,6 +62,7 @@ TEST(ParseHostDevices, ReadsBackWhatFormatWrote) {
     EXPECT_EQ(again[i].host_bandwidth, devices[i].host_bandwidth);
     EXPECT_EQ(again[i].latency, devices[i].latency);
     EXPECT_EQ(again[i].compute_slowdown, devices[i].compute_slowdown);
+    EXPECT_EQ(again[i].copy_slowdown, devices[i].copy_slowdown);
     EXPECT_EQ(again[i].peer_promise, devices[i].peer_promise);
     EXPECT_EQ(again[i].host_promise, devices[i].host_promise);
     EXPECT_EQ(again[i].collective_promise, devices[i].collective_promise);
@@ -83,6 +86,7 @@ TEST(ParseHostDevices, NamesTheTokenThatItCannotRead) {
   EXPECT_THAT(message("A=1GiB@latency=5"), HasSubstr("'latency=5'"));
   EXPECT_THAT(message("A=1GiB@slowdown=0.2"), HasSubstr("'slowdown=0.2'"));
   EXPECT_THAT(message("A=1GiB@slowdown=nan"), HasSubstr("'slowdown=nan'"));
+  EXPECT_THAT(message("A=1GiB@copy-slowdown=8"), HasSubstr("'copy-slowdown=8'"));
   EXPECT_THAT(message("A=1GiB;B"), HasSubstr("'B': expected uuid=SIZE"));
   EXPECT_THAT(message("A=1GiB;A=2GiB"), HasSubstr("'A': this uuid comes twice"));
   EXPECT_THAT(message("A B=1GiB"), HasSubstr("'A B'"));

@@ -41,7 +41,7 @@ absl::Status CheckRange(const char* what, const void* to, const void* from, Byte
 }  // namespace
 
 HostStream::HostStream(PathSpeed speed, size_t queue_capacity)
-    : speed_(speed), queue_capacity_(queue_capacity), thread_([this] { Run(); }) {}
+    : speed_(std::move(speed)), queue_capacity_(queue_capacity), thread_([this] { Run(); }) {}
 
 HostStream::~HostStream() {
   {
@@ -159,6 +159,7 @@ void HostStream::Run() {
       if (queue_.size() + 1 == queue_capacity_) changed_.NotifyAll();
     }
     const int64_t busy_ns = Execute(&command);
+    if (speed_.busy_ns != nullptr) speed_.busy_ns->fetch_add(busy_ns, std::memory_order_relaxed);
     MutexLock lock(&mutex_);
     copy_busy_ += absl::Nanoseconds(busy_ns);
     executing_ = false;

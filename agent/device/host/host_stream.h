@@ -3,7 +3,9 @@
 #ifndef HYPERFRAMES_AGENT_DEVICE_HOST_HOST_STREAM_H_
 #define HYPERFRAMES_AGENT_DEVICE_HOST_HOST_STREAM_H_
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <thread>
@@ -22,6 +24,8 @@ namespace hyperframes {
 struct PathSpeed {
   Bytes bandwidth = 0;     // Bytes/s; 0 = as fast as memory.
   absl::Duration latency;  // Per copy.
+  // Null, or where the nanoseconds of copies are added up for several lanes.
+  std::shared_ptr<std::atomic<int64_t>> busy_ns = nullptr;
 };
 
 // Thread-safe. A producer that finds the queue full blocks until the lane has taken a command.

@@ -81,8 +81,9 @@ def _engine_options(
         "verify": bool(options.get("verify", False)),
         "leases": leases,
     }
-    if options.get("chaos"):
-        values["chaos"] = options["chaos"]
+    for name in ("chaos", "measures_only"):
+        if options.get(name):
+            values[name] = options[name]
     return values
 
 
@@ -163,10 +164,11 @@ class _OnMachine:
 class EmbeddedBackend(_OnMachine):
     """The planner in this process; this process allocates what it lends itself."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, quiet: bool = False) -> None:
         super().__init__(device)
         self._description = self._machine.describe()
-        _tell_host_note(self._description)
+        if not quiet:
+            _tell_host_note(self._description)
         gpus = [str(d["uuid"]) for d in self._description["devices"] if not d.get("is_host")]
         if not gpus:
             raise FailedPrecondition("The machine has no GPU, simulated or real, to compute on.")

@@ -55,6 +55,15 @@ def time_backward(
     output: Any, leaves: list[Any], module: nn.Module | None, device: torch.device
 ) -> float:
     """Seconds of the block's own backward. Gradients go nowhere: hooks of DDP must not see them."""
+    start = time.perf_counter()
+    if not run_backward(output, leaves, module):
+        return 0.0
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def run_backward(output: Any, leaves: list[Any], module: nn.Module | None) -> bool:
+    """The block's own backward, with ones for gradients; False where it has none."""
     outs = [
         x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad
     ]
@@ -63,8 +72,34 @@ def time_backward(
         wanted += [p for p in module.parameters() if p.requires_grad]
     outs = [x for x in outs if x.grad_fn is not None]
     if not outs or not wanted:
-        return 0.0
-    start = time.perf_counter()
+        return False
     torch.autograd.grad(outs, wanted, [torch.ones_like(x) for x in outs], allow_unused=True)
-    synchronize(device)
-    return time.perf_counter() - start
+    return True
+
+
+def set_random_state(cpu: torch.Tensor, gpu: torch.Tensor | None, device: torch.device) -> None:
+    """Sets the random state of the processor, and of the GPU where there is one."""
+    torch.set_rng_state(cpu)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu, device)
+
+
+def restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Puts buffers back; True when one had been changed."""
+    changed = False
+    with torch.no_grad():
+        for buffer, before in saved:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+                changed = True
+    return changed
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    """Two outputs are equal in every number; what is not one equals itself."""
+    a, b = _pytree.tree_leaves(first), _pytree.tree_leaves(second)
+    return len(a) == len(b) and all(
+        x.shape == y.shape and torch.equal(x.detach().nan_to_num(), y.detach().nan_to_num())
+        for x, y in zip(a, b, strict=True)
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+    )

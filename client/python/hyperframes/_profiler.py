@@ -15,9 +15,19 @@ from torch.utils import _pytree
 
 from . import _guard
 from ._arguments import refuse_written_sample, warn_written, written_argument
-from ._block_runs import fresh, fresh_arguments, no_leaf, synchronize, time_backward
+from ._block_runs import (
+    fresh,
+    fresh_arguments,
+    no_leaf,
+    restore_buffers,
+    same_bits,
+    set_random_state,
+    synchronize,
+    time_backward,
+)
 from ._blocks import LOSS, REST, Ledger, Record, discover_blocks, stays_reason
 from ._compiled import call_attribute, replaced_call
+from ._copy_costs import CopyCosts
 from ._frames import describe_tensor
 from ._gathered import gathers_weights, sharded_as_before, watch_gathered
 from ._gradients import bytes_by_block
@@ -87,7 +97,9 @@ def profile(
         ):
             run.forward(args, kwargs, loss_fn, tick)
     finally:
-        _set_random_state(cpu_rng, gpu_rng, run.device)
+        set_random_state(cpu_rng, gpu_rng, run.device)
+    costs = run.costs
+    costs.finish(dtype or next(root.parameters()).dtype)
     weights, gradients, states, buffers = resident_bill(root, optimizer)
     blocks_run = run.in_order()
     made = bytes_by_block([run.module_of(block) for block in blocks_run])
@@ -102,6 +114,8 @@ def profile(
         optimizer_bytes=states,
         buffer_bytes=buffers,
         parameters=sum(p.numel() for p in root.parameters()),
+        copy_slowdowns=costs.found,
+        copy_slowdown_note=costs.note,
     )
 
 
@@ -148,6 +162,7 @@ class _Run:
         self._parameters = ParameterStorages(root)
         self._gathers = any(gathers_weights(part) for part in root.modules())
         self._ledger = Ledger(self.device)
+        self.costs = CopyCosts(self.device, () if self._gathers else blocks.values())
         self._found: dict[str, BlockInfo] = {}
         self._uses: dict[str, dict[Key, SharedUse]] = {}  # Of storages, by the block that reads.
         self._held: set[Key] = set()  # By the model's own code, as the last block so far ended.
@@ -298,7 +313,7 @@ class _Run:
                 watch = CollectiveWatch() if not index and self._may_communicate(module) else None
                 if index:
                     self._ledger.restore(snapshot)
-                    _set_random_state(rng, gpu_rng, self.device)
+                    set_random_state(rng, gpu_rng, self.device)
                 given = fresh(leaves)
                 versions = [tensor._version for tensor in tensors]
                 nothing = contextlib.nullcontext()
@@ -307,7 +322,7 @@ class _Run:
                 info.collectives = watch is not None and watch.seen
                 if [tensor._version for tensor in tensors] != versions:
                     info.keep_reason = "changes its input in place"
-                if _restore_buffers(buffers) and index + 1 < _RUNS:
+                if restore_buffers(buffers) and index + 1 < _RUNS:
                     info.keep_reason = "updates a buffer"
                 runs.append(info)
                 outputs.append(output)
@@ -319,7 +334,8 @@ class _Run:
             elif module is not None and not result.keep_reason:
                 again = functools.partial(fresh_arguments, leaves, spec)
                 measure_operators(result, module, forward, again, self.device)
-                _restore_buffers(buffers)
+            self.costs.look(result, module, forward, leaves, spec, outputs)
+            restore_buffers(buffers)
         finally:
             self._running = ""
         if module is not None:
@@ -340,7 +356,7 @@ class _Run:
     def _why_kept(self, module: nn.Module | None, outputs: list[Any]) -> str:
         if module is not None and is_compiled(module):
             return "compiled"
-        if not _same(outputs[0], outputs[1]):
+        if not same_bits(outputs[0], outputs[1]):
             return "two runs from one random state differ"
         return ""
 
@@ -450,33 +466,6 @@ def _gathers_inside(module: nn.Module) -> bool:
     return any(
         gathers_weights(part) and (part is not module or call_attribute(module) != "forward")
         for part in module.modules()
-    )
-
-
-def _set_random_state(cpu: torch.Tensor, gpu: torch.Tensor | None, device: torch.device) -> None:
-    """Sets the random state of the processor, and of the GPU where there is one."""
-    torch.set_rng_state(cpu)
-    if gpu is not None:
-        torch.cuda.set_rng_state(gpu, device)
-
-
-def _restore_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Puts buffers back; True when one had been changed."""
-    changed = False
-    with torch.no_grad():
-        for buffer, before in saved:
-            if not torch.equal(buffer, before):
-                buffer.copy_(before)
-                changed = True
-    return changed
-
-
-def _same(first: Any, second: Any) -> bool:
-    a, b = _pytree.tree_leaves(first), _pytree.tree_leaves(second)
-    return len(a) == len(b) and all(
-        x.shape == y.shape and torch.equal(x.detach().nan_to_num(), y.detach().nan_to_num())
-        for x, y in zip(a, b, strict=True)
-        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
     )
 
 

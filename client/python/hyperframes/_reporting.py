@@ -50,6 +50,7 @@ def summarize(
         "recompute_s_by_block": {name: ns / 1e9 for name, ns in recompute_ns.items()},
         "held_elsewhere_bytes": sum(held.values()),
         "held_elsewhere": held,
+        "copy_slowdown": {s.tier: s.to_wire() for s in plan.copy_slowdowns} if plan else {},
         "collectives": verdict(),
         "engine": dict(engine),
         **counts,

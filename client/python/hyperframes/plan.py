@@ -10,7 +10,7 @@ from . import _native
 from ._engine import HOST, KEEP, PEER
 from ._shared import as_planned
 from .errors import InvalidArgument
-from .profile import Profile
+from .profile import CopySlowdown, Profile
 
 _TIERS = {"TIER_KEEP": KEEP, "TIER_PEER": PEER, "TIER_HOST": HOST}
 SAVE, RECOMPUTE, SELECTIVE = "POLICY_SAVE", "POLICY_RECOMPUTE", "POLICY_SELECTIVE"
@@ -69,6 +69,7 @@ class Plan:
     selected: dict[str, dict[int, Choice]] = field(default_factory=dict)
     # Of blocks that run again: index among outputs and ordinal of what they leave to others.
     outputs: dict[str, list[list[int]]] = field(default_factory=dict)
+    copy_slowdowns: list[CopySlowdown] = field(default_factory=list)  # That it was priced with.
     saved_again: dict[str, int] = field(default_factory=dict)  # Selected bytes of what SAVE keeps.
 
     @property
@@ -164,6 +165,7 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
     )
     outputs = {block.name: block.outputs for block in profile.blocks}
     plan = Plan({}, {}, {}, raw, mine, exact=profile.exact, inputs=inputs)
+    plan.copy_slowdowns = profile.copy_slowdowns
     for index, block in enumerate(mine.get("blocks", ())):
         name = str(block["name"])
         plan.index[name] = index
@@ -269,6 +271,8 @@ def rank_problem(
         "resident_bytes": profile.resident_bytes,
         "blocks": [block.to_wire(gradients_absent=gradients_absent) for block in blocks],
     }
+    for slowdown in profile.copy_slowdowns:
+        problem[f"{slowdown.tier}_slowdown"] = slowdown.to_wire()
     if budget is not None:
         problem["budget"] = budget
     if activation_budget is not None:

@@ -173,6 +173,25 @@ class BlockInfo:
 
 
 @dataclass
+class CopySlowdown:
+    """By which share compute takes longer beside copies to a tier: 0.08 is 8 %.
+
+    Attributes:
+        tier: "peer" or "host".
+        out: while frames go there.
+        back: while they come back.
+    """
+
+    tier: str
+    out: float
+    back: float
+
+    def to_wire(self) -> dict[str, float]:
+        """CopySlowdown of the wire."""
+        return {"out": self.out, "in": self.back}
+
+
+@dataclass
 class Profile:
     """What :func:`profile` measured. Blocks are in order of execution."""
 
@@ -185,6 +204,8 @@ class Profile:
     parameters: int = 0
     dtype: str = ""
     exact: bool = True  # False: scaled from another input shape.
+    copy_slowdowns: list[CopySlowdown] = field(default_factory=list)  # By tier; a GPU's only.
+    copy_slowdown_note: str = ""  # How they were measured, or why not.
 
     @property
     def resident_bytes(self) -> int:
@@ -224,7 +245,8 @@ class Profile:
             for block in values.pop("blocks")
         ]
         signature = tuple((tuple(shape), dtype) for shape, dtype in values.pop("signature"))
-        return Profile(blocks=blocks, signature=signature, **values)
+        slowdowns = [CopySlowdown(**s) for s in values.pop("copy_slowdowns", ())]
+        return Profile(blocks=blocks, signature=signature, copy_slowdowns=slowdowns, **values)
 
     def scaled(self, signature: Signature) -> Profile:
         """An upper estimate for other input shapes: dimensions that grew grow in every storage.
@@ -351,6 +373,7 @@ def _summary(profile: Profile, bytes_per_second: float) -> str:
         f"Verdict: {verdict(profile)}",
     ]
     lines += _selective_lines(profile)
+    lines += _slowdown_lines(profile)
     kept = [f"{b.name}: {b.keep_reason}" for b in profile.blocks if b.keep_reason]
     if kept:
         lines += ["Never recomputed:", *(f"  {line}" for line in kept)]
@@ -368,6 +391,19 @@ def _selective_lines(profile: Profile) -> list[str]:
         f"SELECTIVE: {len(able)} blocks of {_mib(sum(b.nbytes for b in able))} run again in "
         f"{rest:.3f} ms instead of {whole:.3f} with {_mib(outputs)} of operators' outputs saved."
     ]
+
+
+def _slowdown_lines(profile: Profile) -> list[str]:
+    if not profile.copy_slowdown_note:
+        return []
+    tiers = [
+        f"{s.out:.0%} while frames go to {s.tier} memory and {s.back:.0%} while they come back"
+        for s in profile.copy_slowdowns
+    ]
+    if not tiers:
+        return [f"Compute beside copies: {profile.copy_slowdown_note}."]
+    figures = "; by ".join(tiers)
+    return [f"Compute takes longer by {figures} ({profile.copy_slowdown_note})."]
 
 
 def verdict(profile: Profile) -> str:

@@ -178,6 +178,7 @@ class HyperMode:
             "policies": dict(Counter(plan.policies.values())) if plan else {},
             "predicted_step_s": plan.predicted_step_s if plan else None,
             "predicted_peak_bytes": plan.predicted_peak if plan else None,
+            "copy_slowdown": stats.get("copy_slowdown"),
             "prefetch_misses": engine.get("prefetch_misses"),
             "overflow": [engine.get("overflow_to_host"), engine.get("overflow_to_keep")],
             "unplanned_storages": stats.get("unplanned_storages"),
