@@ -31,7 +31,7 @@ std::unique_ptr<ChaosProgram> StartProgram(ConformanceBackend* backend, const Ch
     arena.lease_id = TierName(tier);
     arena.tier = tier;
     arena.memory =
-        backend->Borrow(tier == Tier::kPeer ? backend->peer() : backend->host(), 32 * kBytes);
+        backend->Borrow(tier == Tier::kPeer ? backend->peer() : backend->host(), 16 * kBytes);
     arenas.push_back(std::move(arena));
   }
   return std::make_unique<ChaosProgram>(backend, std::move(arenas), options, kBytes);

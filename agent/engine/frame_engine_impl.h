@@ -95,8 +95,8 @@ class FrameEngineImpl final : public FrameEngine {
   void JoinOut(StorageHandle handle, const void* source, Bytes bytes, const Slot& slot,
                void* compute_stream) HF_REQUIRES(mutex_);
   // False: it has to be fetched alone.
-  bool JoinReloads(StorageHandle handle, void* destination, void* compute_stream)
-      HF_EXCLUDES(mutex_);
+  bool JoinReloads(StorageHandle handle, Storage* storage, void* destination, void* compute_stream)
+      HF_REQUIRES(mutex_);
   // Queues what waits for company. Where that fails, the storages keep the reason.
   void StartBatch(Direction direction) HF_REQUIRES(mutex_);
   // Queues the batches that `handle` is in. Called before anything that could wait for it.

@@ -21,18 +21,18 @@ absl::Status FrameEngineImpl::Fetch(StorageHandle handle, void* destination, boo
     return absl::InvalidArgumentError(
         absl::StrCat("cannot fetch handle ", handle, " into a null destination"));
   }
-  if (is_prefetch && JoinReloads(handle, destination, compute_stream)) return absl::OkStatus();
-  // The destination may be memory that earlier work on the compute stream still uses.
-  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> destination_free,
-                      device_->RecordCompute(compute_stream));
   MutexLock lock(&mutex_);
   const auto found = storages_.find(handle);
   if (found == storages_.end()) return UnknownHandle("fetch", handle);
   Storage& storage = found->second;
   StartBatchOf(handle);
   HF_RETURN_IF_ERROR(storage.failure);
+  if (is_prefetch && JoinReloads(handle, &storage, destination, compute_stream)) {
+    return absl::OkStatus();
+  }
   Lane* const lane = LaneOf(Direction::kIn, storage.arena);
-  HF_RETURN_IF_ERROR(lane->WaitFor(destination_free));
+  // The destination may be memory that earlier work on the compute stream still uses.
+  HF_RETURN_IF_ERROR(WaitForProgram(lane, compute_stream));
   if (!lane->skips_its_event()) HF_RETURN_IF_ERROR(lane->WaitFor(storage.copied_out));
   const char* const slot = arenas_[storage.arena]->At(storage.offset);
   HF_RETURN_IF_ERROR(lane->Copy(destination, slot, storage.bytes, &storage.last_reload));
@@ -40,31 +40,26 @@ absl::Status FrameEngineImpl::Fetch(StorageHandle handle, void* destination, boo
   return absl::OkStatus();
 }
 
-bool FrameEngineImpl::JoinReloads(StorageHandle handle, void* destination, void* compute_stream) {
-  MutexLock lock(&mutex_);
+bool FrameEngineImpl::JoinReloads(StorageHandle handle, Storage* storage, void* destination,
+                                  void* compute_stream) {
   if (last_offered_ == 0) return false;  // Nobody knows whether others follow.
   const bool is_last = handle == last_offered_;
   if (is_last) last_offered_ = 0;
-  const auto found = storages_.find(handle);
-  if (found != storages_.end()) StartBatchOf(handle);
-  OpenBatch* const open = batch(Direction::kIn);
-  const bool joins = found != storages_.end() && found->second.failure.ok() &&
-                     HasCompany(Direction::kIn, found->second.arena, found->second.bytes);
-  if (joins) {
-    Storage& storage = found->second;
-    const Bytes room = OpenBatch::RoomUnder(prefetch_limit_);
-    if (!open->Takes(storage.arena, storage.bytes, room)) StartBatch(Direction::kIn);
-    const char* const slot = arenas_[storage.arena]->At(storage.offset);
-    open->Add(handle, storage.arena, {destination, slot, storage.bytes}, compute_stream);
-    if (!LaneOf(Direction::kIn, storage.arena)->skips_its_event()) {
-      open->StartAfter(storage.copied_out);
-    }
-    CountReload(&storage, destination, /*is_prefetch=*/true);
-    if (!is_last && !open->IsFull(room)) return true;
+  if (!HasCompany(Direction::kIn, storage->arena, storage->bytes)) {
+    StartBatch(Direction::kIn);  // A large one does not overtake those before it.
+    return false;
   }
-  // The last one, or a large one, which is not to overtake them.
-  StartBatch(Direction::kIn);
-  return joins;
+  OpenBatch* const open = batch(Direction::kIn);
+  const Bytes room = OpenBatch::RoomUnder(prefetch_limit_);
+  if (!open->Takes(storage->arena, storage->bytes, room)) StartBatch(Direction::kIn);
+  const char* const slot = arenas_[storage->arena]->At(storage->offset);
+  open->Add(handle, storage->arena, {destination, slot, storage->bytes}, compute_stream);
+  if (!LaneOf(Direction::kIn, storage->arena)->skips_its_event()) {
+    open->StartAfter(storage->copied_out);
+  }
+  CountReload(storage, destination, /*is_prefetch=*/true);
+  if (is_last || open->IsFull(room)) StartBatch(Direction::kIn);
+  return true;
 }
 
 void FrameEngineImpl::CountReload(Storage* storage, void* destination, bool is_prefetch) {
