@@ -123,8 +123,8 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
     storage.arena = slot.arena;
     storage.offset = slot.offset;
     placement.handle = next_handle_++;
-    HF_RETURN_IF_ERROR(SendOut(placement.handle, source, slot, std::move(produced), compute_stream,
-                               std::move(storage)));
+    HF_RETURN_IF_ERROR(
+        SendOut(placement.handle, source, slot, produced, compute_stream, std::move(storage)));
     limit = stash_limit_;
   }
   HF_RETURN_IF_ERROR(WaitForStash(limit, /*spare_newest=*/true, compute_stream));
@@ -178,15 +178,14 @@ Placement FrameEngineImpl::Place(Tier tier, const std::string& gpu, Bytes bytes,
 }
 
 absl::Status FrameEngineImpl::SendOut(StorageHandle handle, const void* source, const Slot& slot,
-                                      std::shared_ptr<const Event> produced, void* compute_stream,
-                                      Storage storage) {
+                                      const std::shared_ptr<const Event>& produced,
+                                      void* compute_stream, Storage storage) {
   const Bytes bytes = storage.bytes;
   if (HasCompany(Direction::kOut, slot.arena, bytes)) {
     JoinOut(handle, source, bytes, slot, compute_stream);
   } else {
     StartBatch(Direction::kOut);
-    HF_RETURN_IF_ERROR(
-        CopyOut(source, bytes, slot, std::move(produced), compute_stream, &storage.copied_out));
+    HF_RETURN_IF_ERROR(CopyOut(source, bytes, slot, produced, compute_stream, &storage.copied_out));
     const bool skips_event = LaneOf(Direction::kOut, slot.arena)->skips_its_event();
     stash_.Add(handle, bytes, skips_event ? nullptr : storage.copied_out);
   }
@@ -201,7 +200,8 @@ absl::Status FrameEngineImpl::SendOut(StorageHandle handle, const void* source, 
 }
 
 absl::Status FrameEngineImpl::CopyOut(const void* source, Bytes bytes, const Slot& slot,
-                                      std::shared_ptr<const Event> produced, void* compute_stream,
+                                      const std::shared_ptr<const Event>& produced,
+                                      void* compute_stream,
                                       std::shared_ptr<const Event>* copied_out) {
   ArenaSlots& arena = *arenas_[slot.arena];
   Lane* const lane = LaneOf(Direction::kOut, slot.arena);

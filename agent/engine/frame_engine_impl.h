@@ -74,12 +74,12 @@ class FrameEngineImpl final : public FrameEngine {
       HF_REQUIRES(mutex_);
   // Copies out into `slot`, alone or in company, and takes the storage in. `produced`: as CopyOut.
   absl::Status SendOut(StorageHandle handle, const void* source, const Slot& slot,
-                       std::shared_ptr<const Event> produced, void* compute_stream, Storage storage)
-      HF_REQUIRES(mutex_);
+                       const std::shared_ptr<const Event>& produced, void* compute_stream,
+                       Storage storage) HF_REQUIRES(mutex_);
   // Queues the copy-out into `slot` behind everything that must come before it; `produced` null:
   // behind what the program has queued by now.
   absl::Status CopyOut(const void* source, Bytes bytes, const Slot& slot,
-                       std::shared_ptr<const Event> produced, void* compute_stream,
+                       const std::shared_ptr<const Event>& produced, void* compute_stream,
                        std::shared_ptr<const Event>* copied_out) HF_REQUIRES(mutex_);
   // Makes every stream that the program has computed on in this step wait, not only
   // `compute_stream`: a source goes back to the allocator of the stream that it was made on, and

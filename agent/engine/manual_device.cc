@@ -54,7 +54,7 @@ absl::Status ManualStream::Copy(void* to, const void* from, Bytes bytes) {
 }
 
 absl::Status ManualStream::CopyAll(const std::vector<CopyPart>& parts) {
-  const absl::Status status = std::exchange(device_->next_copy_all_, absl::OkStatus());
+  absl::Status status = std::exchange(device_->next_copy_all_, absl::OkStatus());
   if (!status.ok()) return status;
   device_->batches_.push_back(absl::StrCat(name_, " ", parts.size()));
   Run([parts] {
