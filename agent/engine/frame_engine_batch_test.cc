@@ -178,6 +178,30 @@ TEST_F(BatchTest, ADropStartsTheCopyOutSoThatTheSlotCanBeGivenAway) {
   ExpectComesBack(other, 1);
 }
 
+TEST_F(BatchTest, WritesASlotAgainOnlyAfterTheReloadFromIt) {
+  Start();
+  const StorageHandle a = Put(kSmall);
+  engine_->TakeReleasable(0, nullptr);
+  device_.StepUntilIdle();
+  std::vector<char> back;
+  Fetch(a, &back, false);
+  ASSERT_TRUE(engine_->Wait(a, nullptr).ok());
+  // The reload has not run, and the slot is free. Another stream knows nothing of its consumer.
+  device_.Prefer("out/peer");
+  engine_->Drop(a);
+  const auto other = device_.CreateComputeStream("other");
+  std::vector<char> next(kSmall, 'n');
+  const auto b = engine_->Put({}, next.data(), kSmall, Tier::kPeer, "GPU-1",
+                              /*preferred_offset=*/0, other.get());
+  ASSERT_TRUE(b.ok());
+  engine_->TakeReleasable(0, other.get());
+  while (other->Step()) {
+  }
+  device_.StepUntilIdle();
+  EXPECT_EQ(back, *sources_[0]);
+  engine_->Drop(b->handle);
+}
+
 TEST_F(BatchTest, StartsBehindEveryStreamThatMadeOneOfItsSources) {
   Start();
   const auto side = device_.CreateComputeStream("side");
