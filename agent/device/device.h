@@ -11,10 +11,12 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "agent/device/copy_part.h"
 #include "common/frame.h"
 #include "common/shared_word.h"
 #include "common/units.h"
@@ -45,6 +47,9 @@ class Stream {
   virtual ~Stream() = default;  // Finishes what was queued.
   // Queues a copy. Both ranges stay valid until an event recorded after it is Done.
   virtual absl::Status Copy(void* to, const void* from, Bytes bytes) = 0;
+  // Queues copies that may run in any order, or together: none writes what another reads or writes.
+  // In few calls of the driver where there is one that can. When it fails, some may be queued.
+  virtual absl::Status CopyAll(const std::vector<CopyPart>& parts);
   // Queues a fill with one byte value (chaos mode poisons freed slots with it).
   virtual absl::Status Fill(void* to, uint8_t value, Bytes bytes) = 0;
   // Work queued later starts only after `event` is Done.

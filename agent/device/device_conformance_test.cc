@@ -161,6 +161,39 @@ TEST_P(DeviceConformance, CopiesExactlyTheBytesThatItIsTold) {
   }
 }
 
+TEST_P(DeviceConformance, CopiesSeveralBetweenWhatCameBeforeAndWhatComesAfter) {
+  constexpr Bytes kEach = 4097;
+  constexpr Bytes kCount = 100;
+  for (const Tier tier : {Tier::kPeer, Tier::kHost}) {
+    const auto gpu = OnGpu();
+    const auto slots = backend_->Borrow(Lender(tier), kBytes);
+    const auto back = OnGpu();
+    const auto stream = Out(tier);
+    std::vector<CopyPart> out;
+    std::vector<CopyPart> in;
+    ASSERT_TRUE(stream->Fill(back->data(), '-', kBytes).ok());
+    for (Bytes i = 0; i < kCount; ++i) {
+      const auto value = static_cast<uint8_t>('!' + i);
+      ASSERT_TRUE(stream->Fill(gpu->data() + i * 8192, value, 8192).ok());
+      out.push_back({slots->data() + i * 8704, gpu->data() + i * 8192 + 3, kEach});
+      in.push_back({back->data() + i * 8192, slots->data() + i * 8704, kEach});
+    }
+    in.push_back({back->data(), slots->data(), 0});
+    ASSERT_TRUE(stream->Delay(absl::Milliseconds(5)).ok());
+    ASSERT_TRUE(stream->CopyAll(out).ok());
+    ASSERT_TRUE(stream->CopyAll(in).ok());
+    ASSERT_TRUE(stream->Fill(slots->data(), 'z', kBytes).ok());
+    ASSERT_TRUE(stream->CopyAll({}).ok());
+    const std::vector<char> seen = backend_->Read(stream.get(), back->data(), kCount * 8192);
+    for (Bytes i = 0; i < kCount; ++i) {
+      const auto at = seen.begin() + i * 8192;
+      EXPECT_TRUE(Holds({at, at + kEach}, static_cast<char>('!' + i))) << "copy " << i;
+      EXPECT_TRUE(Holds({at + kEach, at + 8192}, '-')) << "behind copy " << i;
+    }
+    EXPECT_TRUE(Holds(backend_->Read(stream.get(), slots->data(), kBytes), 'z'));
+  }
+}
+
 TEST_P(DeviceConformance, StartsLaterWorkOnlyAfterTheEventItWaitsFor) {
   for (const Tier tier : {Tier::kPeer, Tier::kHost}) {
     const auto source = OnGpu();
@@ -286,11 +319,15 @@ TEST_P(DeviceConformance, TakesWorkFromThreadsThatNeverSawTheGpu) {
 }
 
 TEST_P(DeviceConformance, RefusesWhatCannotBeMeant) {
-  const auto stream = Out();
   const auto memory = OnGpu();
+  const auto stream = Out();  // Goes first: of several copies the good ones may have been queued.
   constexpr auto kRefused = absl::StatusCode::kInvalidArgument;
   EXPECT_EQ(stream->Copy(memory->data(), nullptr, 1).code(), kRefused);
   EXPECT_EQ(stream->Copy(memory->data(), memory->data(), -1).code(), kRefused);
+  const CopyPart good = {memory->data(), memory->data() + 8, 8};
+  EXPECT_EQ(stream->CopyAll({good, {memory->data() + 16, nullptr, 1}}).code(), kRefused);
+  EXPECT_EQ(stream->CopyAll({good, {memory->data() + 16, memory->data() + 8, -1}}).code(),
+            kRefused);
   EXPECT_EQ(stream->Fill(nullptr, 0, 1).code(), kRefused);
   EXPECT_EQ(stream->WaitFor(nullptr).code(), kRefused);
   EXPECT_EQ(stream->Delay(absl::Seconds(-1)).code(), kRefused);

@@ -1,5 +1,6 @@
 #include "agent/engine/chaos_program.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -40,6 +41,25 @@ void ChaosProgram::Consume(size_t index) {
   char* const back = reloads_memory_.Next();
   backend_->FillOnCompute(back, 0, storage.bytes);
   EXPECT_TRUE(engine_->Fetch(storage.handle, back, false, nullptr).ok());
+  Finish(storage, back);
+}
+
+void ChaosProgram::ConsumeAhead() {
+  std::vector<std::pair<Live, char*>> reloads;
+  for (const StorageHandle handle : engine_->NextToPrefetch()) {
+    const auto found = std::find_if(live_.begin(), live_.end(), [handle](const Live& storage) {
+      return storage.handle == handle;
+    });
+    char* const back = reloads_memory_.Next();
+    backend_->FillOnCompute(back, 0, found->bytes);
+    EXPECT_TRUE(engine_->Fetch(handle, back, true, nullptr).ok());
+    reloads.emplace_back(*found, back);
+    live_.erase(found);
+  }
+  for (const auto& [storage, back] : reloads) Finish(storage, back);
+}
+
+void ChaosProgram::Finish(const Live& storage, char* back) {
   EXPECT_TRUE(engine_->Wait(storage.handle, nullptr).ok());
   bool wrong = false;
   for (const char byte : backend_->ReadOnCompute(back, storage.bytes)) {

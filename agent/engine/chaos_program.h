@@ -36,6 +36,8 @@ class ChaosProgram {
   void Release(Bytes limit);
   // Fetches the live storage of that index, oldest first, compares and drops it.
   void Consume(size_t index);
+  // Fetches ahead what the engine names, as the front does; then compares and drops those.
+  void ConsumeAhead();
 
   // Storages that were put, moved, and not consumed yet.
   size_t live() const { return live_.size(); }
@@ -50,6 +52,9 @@ class ChaosProgram {
     char value;
     Bytes bytes;
   };
+
+  // Waits for the reload into `back`, compares and drops.
+  void Finish(const Live& storage, char* back);
 
   // Buffers of the program on its GPU, handed out in a circle: one is used again only long after it
   // was given up, so that a copy which is still reading finds wrong bytes of ours and nobody

@@ -42,17 +42,12 @@ absl::Status CheckOptions(const Device* device, const std::vector<EngineArena>& 
   return absl::OkStatus();
 }
 
-absl::Status UnknownHandle(const char* call, StorageHandle handle) {
-  return absl::NotFoundError(
-      absl::StrCat(call, " of handle ", handle, ": it was dropped already, or never given"));
-}
+}  // namespace
 
 std::string Describe(const StorageKey& key) {
   return absl::StrCat("storage ", key.ordinal, " of block ", key.block, ", micro-batch ",
                       key.micro_batch);
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<FrameEngine>> FrameEngine::Create(Device* device,
                                                                  std::vector<EngineArena> arenas,
@@ -84,6 +79,13 @@ absl::Status FrameEngineImpl::AddArena(EngineArena arena) {
   return absl::OkStatus();
 }
 
+Lane* FrameEngineImpl::LaneOf(Direction direction, size_t arena) {
+  Lane* const own = own_lanes_[arena].lanes[static_cast<int>(direction)].get();
+  if (own != nullptr) return own;
+  const int tier = static_cast<int>(arenas_[arena]->arena().tier);
+  return lanes_[static_cast<int>(direction)][tier].get();
+}
+
 absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void* source,
                                                Bytes bytes, Tier tier, const std::string& gpu,
                                                Bytes preferred_offset, void* compute_stream) {
@@ -98,11 +100,14 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
     ++counters_.puts[static_cast<int>(Tier::kKeep)];
     return placement;
   }
-  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> produced,
-                      device_->RecordCompute(compute_stream));
   Storage storage;
   storage.key = key;
   storage.bytes = bytes;
+  // A small storage gets its event with its company.
+  std::shared_ptr<const Event> produced;
+  if (checksums_ != nullptr || bytes > options_.largest_packed) {
+    HF_ASSIGN_OR_RETURN(produced, device_->RecordCompute(compute_stream));
+  }
   if (checksums_ != nullptr) {
     HF_ASSIGN_OR_RETURN(storage.checksum, checksums_->Of(source, bytes, *produced));
   }
@@ -114,17 +119,12 @@ absl::StatusOr<Placement> FrameEngineImpl::Put(const StorageKey& key, const void
     placement = Place(tier, gpu, bytes, preferred_offset, &slot);
     ++counters_.puts[static_cast<int>(placement.placed)];
     if (placement.placed == Tier::kKeep) return placement;
-    HF_RETURN_IF_ERROR(CopyOut(source, bytes, slot, produced, &storage.copied_out));
-    placement.handle = next_handle_++;
-    const bool skips_event = LaneOf(Direction::kOut, slot.arena)->skips_its_event();
-    stash_.Add(placement.handle, bytes, skips_event ? nullptr : storage.copied_out);
     storage.tier = placement.placed;
     storage.arena = slot.arena;
     storage.offset = slot.offset;
-    handle_of_key_[key] = placement.handle;
-    storages_.emplace(placement.handle, std::move(storage));
-    ++puts_in_step_;
-    counters_.bytes_out[static_cast<int>(placement.placed)] += bytes;
+    placement.handle = next_handle_++;
+    HF_RETURN_IF_ERROR(
+        SendOut(placement.handle, source, slot, produced, compute_stream, std::move(storage)));
     limit = stash_limit_;
   }
   HF_RETURN_IF_ERROR(WaitForStash(limit, /*spare_newest=*/true, compute_stream));
@@ -177,12 +177,36 @@ Placement FrameEngineImpl::Place(Tier tier, const std::string& gpu, Bytes bytes,
   return placement;
 }
 
+absl::Status FrameEngineImpl::SendOut(StorageHandle handle, const void* source, const Slot& slot,
+                                      const std::shared_ptr<const Event>& produced,
+                                      void* compute_stream, Storage storage) {
+  const Bytes bytes = storage.bytes;
+  if (HasCompany(Direction::kOut, slot.arena, bytes)) {
+    JoinOut(handle, source, bytes, slot, compute_stream);
+  } else {
+    StartBatch(Direction::kOut);
+    HF_RETURN_IF_ERROR(CopyOut(source, bytes, slot, produced, compute_stream, &storage.copied_out));
+    const bool skips_event = LaneOf(Direction::kOut, slot.arena)->skips_its_event();
+    stash_.Add(handle, bytes, skips_event ? nullptr : storage.copied_out);
+  }
+  counters_.bytes_out[static_cast<int>(storage.tier)] += bytes;
+  handle_of_key_[storage.key] = handle;
+  storages_.emplace(handle, std::move(storage));
+  ++puts_in_step_;
+  if (batch(Direction::kOut)->IsFull(OpenBatch::RoomUnder(stash_limit_))) {
+    StartBatch(Direction::kOut);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FrameEngineImpl::CopyOut(const void* source, Bytes bytes, const Slot& slot,
                                       const std::shared_ptr<const Event>& produced,
+                                      void* compute_stream,
                                       std::shared_ptr<const Event>* copied_out) {
   ArenaSlots& arena = *arenas_[slot.arena];
   Lane* const lane = LaneOf(Direction::kOut, slot.arena);
-  absl::Status status = lane->WaitFor(produced);
+  absl::Status status =
+      produced != nullptr ? lane->WaitFor(produced) : WaitForProgram(lane, compute_stream);
   for (const auto& event : slot.before_write) {
     if (status.ok()) status = lane->WaitFor(event);
   }
@@ -201,6 +225,10 @@ absl::Status FrameEngineImpl::WaitForStash(Bytes limit, bool spare_newest, void*
     {
       MutexLock lock(&mutex_);
       if (!stash_.OldestUnwaited(limit, spare_newest, &oldest)) return absl::OkStatus();
+      if (batch(Direction::kOut)->Holds(oldest.handle)) {
+        StartBatch(Direction::kOut);                          // Before anybody waits for it.
+        stash_.OldestUnwaited(limit, spare_newest, &oldest);  // The same one, with its event.
+      }
       HF_RETURN_IF_ERROR(NoteComputeStream(compute_stream));
       streams = compute_streams_;
     }
@@ -245,130 +273,6 @@ std::vector<StorageHandle> FrameEngineImpl::TakeReleasable(Bytes limit, void* co
   return stash_.TakeWaited();
 }
 
-absl::Status FrameEngineImpl::Fetch(StorageHandle handle, void* destination, bool is_prefetch,
-                                    void* compute_stream) {
-  if (destination == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot fetch handle ", handle, " into a null destination"));
-  }
-  // The destination may be memory that earlier work on the compute stream still uses.
-  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> destination_free,
-                      device_->RecordCompute(compute_stream));
-  MutexLock lock(&mutex_);
-  const auto found = storages_.find(handle);
-  if (found == storages_.end()) return UnknownHandle("fetch", handle);
-  Storage& storage = found->second;
-  Lane* const lane = LaneOf(Direction::kIn, storage.arena);
-  HF_RETURN_IF_ERROR(lane->WaitFor(destination_free));
-  if (!lane->skips_its_event()) HF_RETURN_IF_ERROR(lane->WaitFor(storage.copied_out));
-  const char* const slot = arenas_[storage.arena]->At(storage.offset);
-  HF_RETURN_IF_ERROR(lane->Copy(destination, slot, storage.bytes, &storage.last_reload));
-
-  if (storage.destination == nullptr) counters_.reload_bytes += storage.bytes;
-  storage.destination = destination;
-  storage.state = StorageState::kReloading;
-  storage.reload_was_prefetch = is_prefetch;
-  if (is_prefetch && !storage.counts_as_ahead) {
-    storage.counts_as_ahead = true;
-    ahead_bytes_ += storage.bytes;
-  }
-  ++counters_.fetches[static_cast<int>(storage.tier)];
-  counters_.bytes_in[static_cast<int>(storage.tier)] += storage.bytes;
-  return absl::OkStatus();
-}
-
-absl::Status FrameEngineImpl::Wait(StorageHandle handle, void* compute_stream) {
-  Storage waited;  // A copy: other threads may drop the storage while this one waits.
-  {
-    MutexLock lock(&mutex_);
-    const auto found = storages_.find(handle);
-    if (found == storages_.end()) return UnknownHandle("wait", handle);
-    Storage& storage = found->second;
-    if (!MayMove(storage.state, StorageState::kReloaded)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "wait for handle ", handle, " (", Describe(storage.key), ") without a fetch before it"));
-    }
-    if (storage.state == StorageState::kReloading) {
-      ++(storage.reload_was_prefetch ? counters_.prefetch_hits : counters_.prefetch_misses);
-    }
-    NoLongerAhead(&storage);
-    if (!storage.consumed) order_.Consumed(storage.key);
-    storage.consumed = true;
-    waited = storage;
-  }
-  HF_RETURN_IF_ERROR(AwaitArrival(waited));
-  HF_RETURN_IF_ERROR(WaitExposed(*waited.last_reload, compute_stream));
-  {
-    MutexLock lock(&mutex_);
-    const auto found = storages_.find(handle);
-    // Not when somebody has fetched it again meanwhile: that reload is still to be waited for.
-    if (found != storages_.end() && found->second.last_reload == waited.last_reload) {
-      found->second.state = StorageState::kReloaded;
-    }
-  }
-  return checksums_ == nullptr ? absl::OkStatus() : CheckReload(waited);
-}
-
-absl::Status FrameEngineImpl::CheckReload(const Storage& storage) {
-  HF_ASSIGN_OR_RETURN(const uint64_t now, checksums_->Of(storage.destination, storage.bytes,
-                                                         storage.last_reload->OnDevice()));
-  if (now == storage.checksum) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(Describe(storage.key), " (", storage.bytes,
-                                          " bytes) came back from tier ", TierName(storage.tier),
-                                          " with other bytes than were put; stop this step"));
-}
-
-absl::Status FrameEngineImpl::AwaitArrival(const Storage& storage) {
-  const absl::Time started = options_.clock->Now();
-  absl::Status status = storage.last_reload->Arrived();
-  if (device_->compute_wait_blocks()) {
-    MutexLock lock(&mutex_);
-    counters_.exposed_wait += options_.clock->Now() - started;
-  }
-  if (status.ok()) return status;
-  // The lane was let go on, and writes what means nothing: the caller may free the destination.
-  storage.last_reload->Synchronize();
-  return absl::Status(status.code(),
-                      absl::StrCat(Describe(storage.key), " (", storage.bytes,
-                                   " bytes) cannot be reloaded: ", status.message()));
-}
-
-void FrameEngineImpl::NoLongerAhead(Storage* storage) {
-  if (!storage->counts_as_ahead) return;
-  storage->counts_as_ahead = false;
-  ahead_bytes_ -= storage->bytes;
-}
-
-bool FrameEngineImpl::TakesPrefetch(const Storage& storage, Bytes* ahead) const {
-  // At least one, however large: a limit below the largest storage must not end prefetching.
-  if (*ahead > 0 && *ahead + storage.bytes > prefetch_limit_) return false;
-  *ahead += storage.bytes;
-  return true;
-}
-
-std::vector<StorageHandle> FrameEngineImpl::NextToPrefetch() {
-  std::vector<StorageHandle> next;
-  MutexLock lock(&mutex_);
-  Bytes ahead = ahead_bytes_;
-  if (order_.has_learned()) {
-    for (const StorageKey& key : order_) {
-      const auto handle = handle_of_key_.find(key);
-      if (handle == handle_of_key_.end()) continue;  // Not in this step, or not yet.
-      const Storage& storage = storages_.at(handle->second);
-      if (storage.state != StorageState::kStored) continue;
-      if (!TakesPrefetch(storage, &ahead)) break;
-      next.push_back(handle->second);
-    }
-    return next;
-  }
-  for (auto it = storages_.rbegin(); it != storages_.rend(); ++it) {
-    if (it->second.state != StorageState::kStored) continue;
-    if (!TakesPrefetch(it->second, &ahead)) break;
-    next.push_back(it->first);
-  }
-  return next;
-}
-
 void FrameEngineImpl::Drop(StorageHandle handle) {
   std::shared_ptr<const Event> reload_under_way;
   {
@@ -376,6 +280,7 @@ void FrameEngineImpl::Drop(StorageHandle handle) {
     const auto found = storages_.find(handle);
     if (found == storages_.end()) return;
     Storage& storage = found->second;
+    StartBatchOf(handle);
     ArenaSlots& arena = *arenas_[storage.arena];
     if (storage.state == StorageState::kReloading) reload_under_way = storage.last_reload;
     // The lane is in order, so what is put into the slot later is written behind the poison.

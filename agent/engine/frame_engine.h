@@ -12,6 +12,9 @@
 //    timing;
 //  * the consumer runs after the reload (Wait);
 //  * a handle that was not dropped stays fetchable, any number of times (retain_graph);
+//  * small storages that come one after the other travel together: a copy-out that waits for
+//  company
+//    is started by the next put that does not join it, and before anything waits for it;
 //  * what does not fit its lease goes to HOST, else stays KEEP, and is counted: never silently.
 #ifndef HYPERFRAMES_AGENT_ENGINE_FRAME_ENGINE_H_
 #define HYPERFRAMES_AGENT_ENGINE_FRAME_ENGINE_H_
@@ -90,9 +93,10 @@ class FrameEngine {
 
   // Starts the copy-out of `bytes` at `source` into `tier` (on `gpu` for kPeer; empty: any peer
   // arena). Waits, if it must, until the stash is within its limit. The source stays valid until
-  // TakeReleasable returns the handle. `compute_stream` produced the source. `preferred_offset` is
-  // the plan's slot in the arena, or -1. InvalidArgument: bytes <= 0 or a null source. Unavailable:
-  // the arena is on another node, which is lost.
+  // TakeReleasable returns the handle. `compute_stream` produced the source; it lives to the next
+  // quiescent point, and names one stream whatever thread asks. `preferred_offset` is the plan's
+  // slot in the arena, or -1. InvalidArgument: bytes <= 0 or a null source. Unavailable: the arena
+  // is on another node, which is lost.
   virtual absl::StatusOr<Placement> Put(const StorageKey& key, const void* source, Bytes bytes,
                                         Tier tier, const std::string& gpu, Bytes preferred_offset,
                                         void* compute_stream) = 0;
@@ -115,7 +119,9 @@ class FrameEngine {
 
   // What should be reloaded next, most urgent first, within prefetch_limit: the caller allocates a
   // buffer for each and calls Fetch(is_prefetch = true). Follows the order in which the last
-  // complete step consumed its storages; before one is known, reverse Put order.
+  // complete step consumed its storages; before one is known, reverse Put order. A bounded number
+  // of them: reloads of small ones start together, with that of the last one named, or when one is
+  // waited for.
   virtual std::vector<StorageHandle> NextToPrefetch() = 0;
 
   // Gives the slot back once reloads from it are done. Unknown handles are ignored: destructors

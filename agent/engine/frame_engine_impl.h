@@ -15,12 +15,16 @@
 #include "agent/engine/checksum.h"
 #include "agent/engine/frame_engine.h"
 #include "agent/engine/lane.h"
+#include "agent/engine/open_batch.h"
 #include "agent/engine/prefetch_order.h"
 #include "agent/engine/stash.h"
 #include "agent/engine/storage.h"
 #include "common/mutex.h"
 
 namespace hyperframes {
+
+// "storage 3 of block 7, micro-batch 0".
+std::string Describe(const StorageKey& key);
 
 // Lock order: mutex_, then whatever a Stream locks inside; no stream calls back. Work is queued on
 // lanes with mutex_ held, so that its order there is the order in which slots were given out. What
@@ -68,9 +72,14 @@ class FrameEngineImpl final : public FrameEngine {
   // FindSlot in the plan's tier, else in host memory, else kKeep; counts what overflowed.
   Placement Place(Tier tier, const std::string& gpu, Bytes bytes, Bytes preferred, Slot* slot)
       HF_REQUIRES(mutex_);
-  // Queues the copy-out into `slot` behind everything that must come before it.
+  // Copies out into `slot`, alone or in company, and takes the storage in. `produced`: as CopyOut.
+  absl::Status SendOut(StorageHandle handle, const void* source, const Slot& slot,
+                       const std::shared_ptr<const Event>& produced, void* compute_stream,
+                       Storage storage) HF_REQUIRES(mutex_);
+  // Queues the copy-out into `slot` behind everything that must come before it; `produced` null:
+  // behind what the program has queued by now.
   absl::Status CopyOut(const void* source, Bytes bytes, const Slot& slot,
-                       const std::shared_ptr<const Event>& produced,
+                       const std::shared_ptr<const Event>& produced, void* compute_stream,
                        std::shared_ptr<const Event>* copied_out) HF_REQUIRES(mutex_);
   // Makes every stream that the program has computed on in this step wait, not only
   // `compute_stream`: a source goes back to the allocator of the stream that it was made on, and
@@ -81,16 +90,27 @@ class FrameEngineImpl final : public FrameEngine {
   absl::Status NoteComputeStream(void* compute_stream) HF_REQUIRES(mutex_);
   // ComputeWait, with the time for which it blocks counted as exposed. A done event costs nothing.
   absl::Status WaitExposed(const Event& event, void* compute_stream) HF_EXCLUDES(mutex_);
+  // Whether a storage of that size travels with others in that direction.
+  bool HasCompany(Direction direction, size_t arena, Bytes bytes) const HF_REQUIRES(mutex_);
+  void JoinOut(StorageHandle handle, const void* source, Bytes bytes, const Slot& slot,
+               void* compute_stream) HF_REQUIRES(mutex_);
+  // False: it has to be fetched alone.
+  bool JoinReloads(StorageHandle handle, Storage* storage, void* destination, void* compute_stream)
+      HF_REQUIRES(mutex_);
+  // Queues what waits for company. Where that fails, the storages keep the reason.
+  void StartBatch(Direction direction) HF_REQUIRES(mutex_);
+  // Queues the batches that `handle` is in. Called before anything that could wait for it.
+  void StartBatchOf(StorageHandle handle) HF_REQUIRES(mutex_);
+  OpenBatch* batch(Direction way) HF_REQUIRES(mutex_) { return &batches_[static_cast<int>(way)]; }
+  // Orders `lane` behind what the program has queued on `compute_stream` by now.
+  absl::Status WaitForProgram(Lane* lane, void* compute_stream) HF_REQUIRES(mutex_);
+  void CountReload(Storage* storage, void* destination, bool is_prefetch) HF_REQUIRES(mutex_);
   // Whether `storage` should be reloaded next within the limit; counts it in *ahead when it is.
-  bool TakesPrefetch(const Storage& storage, Bytes* ahead) const HF_REQUIRES(mutex_);
+  // `is_first`: nothing else is named in this call yet.
+  bool TakesPrefetch(const Storage& storage, bool is_first, Bytes* ahead) const HF_REQUIRES(mutex_);
   void NoLongerAhead(Storage* storage) HF_REQUIRES(mutex_);
   // The lane to and from an arena: its memory's own where it has one.
-  Lane* LaneOf(Direction direction, size_t arena) HF_REQUIRES(mutex_) {
-    Lane* const own = own_lanes_[arena].lanes[static_cast<int>(direction)].get();
-    if (own != nullptr) return own;
-    const int tier = static_cast<int>(arenas_[arena]->arena().tier);
-    return lanes_[static_cast<int>(direction)][tier].get();
-  }
+  Lane* LaneOf(Direction direction, size_t arena) HF_REQUIRES(mutex_);
   // Waits until the last reload of `storage` is on this node. Unavailable names storage and lease.
   absl::Status AwaitArrival(const Storage& storage) HF_EXCLUDES(mutex_);
   // Whether its reload has brought the bytes that were put. DataLoss names it.
@@ -115,6 +135,8 @@ class FrameEngineImpl final : public FrameEngine {
   std::map<StorageHandle, Storage> storages_ HF_GUARDED_BY(mutex_);  // Ascending: in Put order.
   absl::flat_hash_map<StorageKey, StorageHandle> handle_of_key_ HF_GUARDED_BY(mutex_);
   Stash stash_ HF_GUARDED_BY(mutex_);
+  OpenBatch batches_[kDirectionCount] HF_GUARDED_BY(mutex_);
+  StorageHandle last_offered_ HF_GUARDED_BY(mutex_) = 0;  // By NextToPrefetch; 0 once it came.
   PrefetchOrder order_ HF_GUARDED_BY(mutex_);
   size_t puts_in_step_ HF_GUARDED_BY(mutex_) = 0;
   std::vector<void*> compute_streams_ HF_GUARDED_BY(mutex_);  // Of this step; nearly always one.

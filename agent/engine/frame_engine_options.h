@@ -29,6 +29,8 @@ struct FrameEngineOptions {
       64 * kMiB;  // Sources held while their copy-out runs, at most (or one storage).
   Bytes prefetch_limit =
       64 * kMiB;  // Reloads started ahead of their consumer, at most (or one storage).
+  // Storages of at most this size travel in company (see FrameEngine); 0: each alone.
+  Bytes largest_packed = kMiB;
   // Checksum at Put, compared at Wait: DataLoss names the storage. Both wait for the copies.
   bool verify = false;
   ChaosOptions chaos;

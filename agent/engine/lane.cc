@@ -34,13 +34,23 @@ absl::Status Lane::WaitFor(const std::shared_ptr<const Event>& event) {
   return stream_->WaitFor(event);
 }
 
+absl::Status Lane::DelayAtRandom() {
+  if (!chaos_.enabled || chaos_.longest_delay <= absl::ZeroDuration()) return absl::OkStatus();
+  const double share = static_cast<double>(random_() >> 11) / static_cast<double>(1ull << 53);
+  return stream_->Delay(chaos_.longest_delay * share);
+}
+
 absl::Status Lane::Copy(void* to, const void* from, Bytes bytes,
                         std::shared_ptr<const Event>* done) {
-  if (chaos_.enabled && chaos_.longest_delay > absl::ZeroDuration()) {
-    const double share = static_cast<double>(random_() >> 11) / static_cast<double>(1ull << 53);
-    HF_RETURN_IF_ERROR(stream_->Delay(chaos_.longest_delay * share));
-  }
+  HF_RETURN_IF_ERROR(DelayAtRandom());
   HF_RETURN_IF_ERROR(stream_->Copy(to, from, bytes));
+  *done = stream_->Record();
+  return absl::OkStatus();
+}
+
+absl::Status Lane::CopyAll(const std::vector<CopyPart>& parts, std::shared_ptr<const Event>* done) {
+  HF_RETURN_IF_ERROR(DelayAtRandom());
+  HF_RETURN_IF_ERROR(stream_->CopyAll(parts));
   *done = stream_->Record();
   return absl::OkStatus();
 }

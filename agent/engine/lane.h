@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <random>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,9 @@ class Lane {
   // Queues a copy (behind a random delay in chaos mode). *done is set after it.
   absl::Status Copy(void* to, const void* from, Bytes bytes, std::shared_ptr<const Event>* done);
 
+  // The same for copies of any order among themselves, with one delay before all of them.
+  absl::Status CopyAll(const std::vector<CopyPart>& parts, std::shared_ptr<const Event>* done);
+
   // Waits until all that was queued is over: what a copy that failed halfway has queued still uses
   // its caller's memory.
   void Drain() { stream_->Record()->Synchronize(); }
@@ -45,6 +49,7 @@ class Lane {
   absl::Duration copy_busy() const { return stream_->copy_busy(); }
 
  private:
+  absl::Status DelayAtRandom();
   Lane(std::unique_ptr<Stream> stream, Direction direction, Tier tier, const ChaosOptions& chaos);
 
   const ChaosOptions chaos_;

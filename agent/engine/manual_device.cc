@@ -53,6 +53,18 @@ absl::Status ManualStream::Copy(void* to, const void* from, Bytes bytes) {
   return absl::OkStatus();
 }
 
+absl::Status ManualStream::CopyAll(const std::vector<CopyPart>& parts) {
+  absl::Status status = std::exchange(device_->next_copy_all_, absl::OkStatus());
+  if (!status.ok()) return status;
+  device_->batches_.push_back(absl::StrCat(name_, " ", parts.size()));
+  Run([parts] {
+    for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+      std::memcpy(part->to, part->from, part->bytes);
+    }
+  });
+  return absl::OkStatus();
+}
+
 absl::Status ManualStream::Fill(void* to, uint8_t value, Bytes bytes) {
   Run([=] { std::memset(to, value, bytes); });
   return absl::OkStatus();

@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/device/device.h"
@@ -25,6 +26,8 @@ class ManualStream final : public Stream {
   ~ManualStream() override;
 
   absl::Status Copy(void* to, const void* from, Bytes bytes) override;
+  // One piece of work, in which the last copy comes first.
+  absl::Status CopyAll(const std::vector<CopyPart>& parts) override;
   absl::Status Fill(void* to, uint8_t value, Bytes bytes) override;
   absl::Status WaitFor(std::shared_ptr<const Event> event) override;
   std::shared_ptr<const Event> Record() override;
@@ -72,6 +75,11 @@ class ManualDevice final : public Device {
     return std::make_unique<ManualStream>(this, name);
   }
 
+  // How many copies came together, each time on any lane, as "out/peer 3".
+  const std::vector<std::string>& batches() const { return batches_; }
+  // The next CopyAll fails with `status`.
+  void FailNextCopyAll(absl::Status status) { next_copy_all_ = std::move(status); }
+
   // One step of some lane. False: nobody can move.
   bool Step();
   // Steps until `event` is done, or fails the test when nobody can move: a deadlock.
@@ -104,6 +112,8 @@ class ManualDevice final : public Device {
   bool shuffle_ = false;
   std::mt19937_64 random_;
   int64_t steps_ = 0;
+  std::vector<std::string> batches_;
+  absl::Status next_copy_all_;
   std::unique_ptr<ManualStream> compute_;
 };
 

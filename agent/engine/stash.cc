@@ -5,8 +5,9 @@
 
 namespace hyperframes {
 
-void Stash::Add(StorageHandle handle, Bytes bytes, std::shared_ptr<const Event> copied_out) {
-  entries_.push_back({handle, bytes, std::move(copied_out), /*waited=*/false});
+void Stash::Add(StorageHandle handle, Bytes bytes, std::shared_ptr<const Event> copied_out,
+                uint64_t company) {
+  entries_.push_back({handle, bytes, std::move(copied_out), company, /*waited=*/false});
   held_bytes_ += bytes;
   unwaited_bytes_ += bytes;
 }
@@ -19,14 +20,28 @@ bool Stash::OldestUnwaited(Bytes limit, bool spare_newest, Entry* oldest) const 
   return true;
 }
 
-void Stash::MarkWaited(StorageHandle handle) {
+std::deque<Stash::Entry>::iterator Stash::Find(StorageHandle handle) {
   const auto entry = std::lower_bound(
       entries_.begin(), entries_.end(), handle,
       [](const Entry& entry, StorageHandle wanted) { return entry.handle < wanted; });
-  if (entry == entries_.end() || entry->handle != handle || entry->waited) return;
-  entry->waited = true;
-  entry->copied_out.reset();
-  unwaited_bytes_ -= entry->bytes;
+  return entry != entries_.end() && entry->handle == handle ? entry : entries_.end();
+}
+
+void Stash::SetCopiedOut(StorageHandle handle, const std::shared_ptr<const Event>& copied_out) {
+  const auto entry = Find(handle);
+  if (entry != entries_.end() && !entry->waited) entry->copied_out = copied_out;
+}
+
+void Stash::MarkWaited(StorageHandle handle) {
+  auto entry = Find(handle);
+  if (entry == entries_.end() || entry->waited) return;
+  const uint64_t company = entry->company;
+  do {
+    entry->waited = true;
+    entry->copied_out.reset();
+    unwaited_bytes_ -= entry->bytes;
+    ++entry;
+  } while (company != 0 && entry != entries_.end() && entry->company == company);
   while (waited_ < entries_.size() && entries_[waited_].waited) ++waited_;
 }
 

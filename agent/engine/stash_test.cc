@@ -1,5 +1,7 @@
 #include "agent/engine/stash.h"
 
+#include <memory>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -60,6 +62,43 @@ TEST(Stash, TakesASecondWaitForTheSameSourceCalmly) {
   Stash::Entry oldest;
   EXPECT_FALSE(stash.OldestUnwaited(0, /*spare_newest=*/false, &oldest));
   EXPECT_EQ(stash.held_bytes(), 0);
+}
+
+TEST(Stash, LetsACompanyGoTogetherAndNobodyElse) {
+  Stash stash;
+  stash.Add(1, 10, nullptr, /*company=*/7);
+  stash.Add(2, 10, nullptr, 7);
+  stash.Add(3, 10, nullptr, 8);
+  stash.Add(4, 10, nullptr);
+  stash.Add(5, 10, nullptr);
+  stash.MarkWaited(1);
+  EXPECT_THAT(stash.TakeWaited(), ElementsAre(1, 2));
+  stash.MarkWaited(4);
+  EXPECT_THAT(stash.TakeWaited(), IsEmpty()) << "3 is another company, 5 is alone";
+  Stash::Entry oldest;
+  ASSERT_TRUE(stash.OldestUnwaited(10, /*spare_newest=*/false, &oldest));
+  EXPECT_EQ(oldest.handle, 3);
+  EXPECT_FALSE(stash.OldestUnwaited(20, false, &oldest)) << "30 held, 10 of them waited for";
+}
+
+TEST(Stash, LearnsTheEventOfACopyThatStartsLater) {
+  class DoneEvent final : public Event {
+   public:
+    bool Done() const override { return true; }
+    void Synchronize() const override {}
+  };
+  const std::shared_ptr<const Event> event = std::make_shared<DoneEvent>();
+  Stash stash;
+  stash.Add(1, 10, nullptr, /*company=*/7);
+  stash.SetCopiedOut(1, event);
+  stash.SetCopiedOut(2, event);  // Never came here.
+  Stash::Entry oldest;
+  ASSERT_TRUE(stash.OldestUnwaited(0, false, &oldest));
+  EXPECT_EQ(oldest.copied_out, event);
+  stash.MarkWaited(1);
+  oldest = {};
+  stash.SetCopiedOut(1, event);
+  EXPECT_EQ(event.use_count(), 1) << "what was waited for keeps no event";
 }
 
 }  // namespace

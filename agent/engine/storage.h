@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "agent/device/device.h"
 #include "agent/engine/frame_engine.h"
 #include "common/frame.h"
@@ -38,12 +39,14 @@ struct Storage {
   Tier tier = Tier::kHost;
   size_t arena = 0;  // Index among the engine's arenas.
   Bytes offset = 0;
-  std::shared_ptr<const Event> copied_out;
-  uint64_t checksum = 0;  // With verify only.
+  std::shared_ptr<const Event> copied_out;  // Null while it waits for company.
+  uint64_t checksum = 0;                    // With verify only.
+  absl::Status failure;  // Of a copy in company, which nobody was there to be told of.
 
   StorageState state = StorageState::kStored;
-  std::shared_ptr<const Event> last_reload;  // Of the slot. Null before the first Fetch.
-  void* destination = nullptr;               // Of the last Fetch.
+  // Of the slot. Null before the first Fetch, and while that one waits for company.
+  std::shared_ptr<const Event> last_reload;
+  void* destination = nullptr;  // Of the last Fetch.
   bool reload_was_prefetch = false;
   bool counts_as_ahead = false;  // Its bytes are part of the prefetch limit.
   bool consumed = false;         // Recorded in the order of consumption.

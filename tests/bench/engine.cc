@@ -6,10 +6,9 @@
 //
 // Peers are measured where the process sees a second GPU. --backend=host runs the same on simulated
 // GPUs, to show that it works.
-#include <time.h>
-
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -28,6 +27,8 @@
 #include "common/status_macros.h"
 #include "common/units.h"
 #include "nlohmann/json.hpp"
+#include "tests/bench/engine_small.h"
+#include "tests/bench/engine_way.h"
 #include "tests/bench/report.h"
 
 namespace hyperframes {
@@ -37,75 +38,6 @@ struct Options {
   std::string output;
   std::string backend = "cuda";
   int64_t rounds = 9;
-};
-
-// One way from the computing GPU to a lender, with the engine and a bare lane on it.
-struct Way {
-  Device* gpu = nullptr;
-  Tier tier = Tier::kHost;
-  std::string name;  // "peer" or "host".
-  std::unique_ptr<FrameEngine> engine;
-  std::unique_ptr<Memory> lease;   // For plain copies: another one than the engine's.
-  std::unique_ptr<Memory> source;  // On the computing GPU.
-  std::unique_ptr<Memory> back;
-  std::unique_ptr<Stream> out;
-  std::unique_ptr<Stream> in;
-  double pinning_s_per_gib = 0;  // Of the engine's lease; 0 for peers.
-};
-
-constexpr Bytes kBytes = 256 * kMiB;  // Per round.
-
-double Median(std::vector<double> values) { return Percentile(&values, 0.5); }
-
-double Seconds() { return absl::ToDoubleSeconds(MonotonicClock()->Now() - absl::UnixEpoch()); }
-
-double ThreadCpuMicroseconds() {
-  timespec used;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  return static_cast<double>(used.tv_sec) * 1e6 + static_cast<double>(used.tv_nsec) / 1e3;
-}
-
-absl::StatusOr<Way> OpenWay(Device* gpu, Device* lender, bool is_host) {
-  Way way;
-  way.gpu = gpu;
-  way.tier = is_host ? Tier::kHost : Tier::kPeer;
-  way.name = TierName(way.tier);
-  const double started = Seconds();
-  HF_ASSIGN_OR_RETURN(std::unique_ptr<Memory> arena, BorrowMemory(gpu, lender, kBytes));
-  HF_RETURN_IF_ERROR(arena->WaitUntilUsable());
-  if (is_host) {
-    way.pinning_s_per_gib =
-        (Seconds() - started) * static_cast<double>(kGiB) / static_cast<double>(kBytes);
-  }
-  HF_ASSIGN_OR_RETURN(way.lease, BorrowMemory(gpu, lender, kBytes));
-  HF_RETURN_IF_ERROR(way.lease->WaitUntilUsable());
-  HF_ASSIGN_OR_RETURN(way.source, BorrowMemory(gpu, gpu, kBytes));
-  HF_ASSIGN_OR_RETURN(way.back, BorrowMemory(gpu, gpu, kBytes));
-  HF_ASSIGN_OR_RETURN(way.out, gpu->CreateStream(Direction::kOut, way.tier));
-  HF_ASSIGN_OR_RETURN(way.in, gpu->CreateStream(Direction::kIn, way.tier));
-  std::vector<EngineArena> arenas(1);
-  arenas[0].lease_id = "bench";
-  arenas[0].tier = way.tier;
-  arenas[0].memory = std::move(arena);
-  FrameEngineOptions options;
-  options.stash_limit = 2 * kBytes;
-  options.prefetch_limit = 2 * kBytes;
-  HF_ASSIGN_OR_RETURN(way.engine, FrameEngine::Create(gpu, std::move(arenas), options));
-  return way;
-}
-
-// Waits until the computing stream has done what it has now, and what it was made to wait for.
-absl::Status Finish(Device* gpu) {
-  HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> event, gpu->RecordCompute(nullptr));
-  event->Synchronize();
-  return absl::OkStatus();
-}
-
-struct Rates {
-  double put = 0;  // Seconds of all bytes.
-  double fetch = 0;
-  double out = 0;
-  double in = 0;
 };
 
 absl::Status MoveThroughEngine(Way* way, Bytes each, Rates* rates) {
@@ -153,8 +85,10 @@ absl::Status CopyPlainly(Way* way, Bytes each, Rates* rates) {
   return absl::OkStatus();
 }
 
-// Proves that what comes back is what went out, through memory that the processor reads.
-absl::Status CheckBytes(Way* way, Device* host) {
+// Proves that the first `bytes` of what `move` brings back are what went out, through memory that
+// the processor reads.
+absl::Status CheckBytes(Way* way, Device* host, Bytes bytes,
+                        const std::function<absl::Status()>& move) {
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<Memory> window, BorrowMemory(way->gpu, host, kBytes));
   HF_RETURN_IF_ERROR(window->WaitUntilUsable());
   uint32_t state = 12345;
@@ -166,12 +100,13 @@ absl::Status CheckBytes(Way* way, Device* host) {
   std::memcpy(window->data(), expected.data(), kBytes);
   HF_RETURN_IF_ERROR(way->out->Copy(way->source->data(), window->data(), kBytes));
   way->out->Record()->Synchronize();
-  Rates unused;
-  HF_RETURN_IF_ERROR(MoveThroughEngine(way, 16 * kMiB, &unused));
+  HF_RETURN_IF_ERROR(way->out->Fill(way->back->data(), 0, kBytes));
+  way->out->Record()->Synchronize();
+  HF_RETURN_IF_ERROR(move());
   std::memset(window->data(), 0, kBytes);
   HF_RETURN_IF_ERROR(way->out->Copy(window->data(), way->back->data(), kBytes));
   way->out->Record()->Synchronize();
-  if (std::memcmp(window->data(), expected.data(), kBytes) != 0) {
+  if (std::memcmp(window->data(), expected.data(), bytes) != 0) {
     return absl::DataLossError(absl::StrCat("other bytes came back from tier ", way->name));
   }
   return absl::OkStatus();
@@ -216,15 +151,15 @@ struct CpuTimes {
   double driver_fetch = 0;
 };
 
-constexpr int kBatch = 200;
-constexpr Bytes kSmall = 64 * kKiB;
+constexpr int kBatch = 100;
+constexpr Bytes kAlone = 2 * kMiB;  // Too large to travel with others.
 
 // What the driver is asked for one put: an event of the computing stream, a wait, a copy, an event.
 absl::Status DriverPut(Way* way, std::shared_ptr<const Event>* done) {
   HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> produced,
                       way->gpu->RecordCompute(nullptr));
   HF_RETURN_IF_ERROR(way->out->WaitFor(produced));
-  HF_RETURN_IF_ERROR(way->out->Copy(way->lease->data(), way->source->data(), kSmall));
+  HF_RETURN_IF_ERROR(way->out->Copy(way->lease->data(), way->source->data(), kAlone));
   *done = way->out->Record();
   return absl::OkStatus();
 }
@@ -234,7 +169,7 @@ absl::Status DriverFetch(Way* way, const std::shared_ptr<const Event>& copied_ou
   HF_ASSIGN_OR_RETURN(const std::shared_ptr<const Event> free, way->gpu->RecordCompute(nullptr));
   HF_RETURN_IF_ERROR(way->in->WaitFor(free));
   HF_RETURN_IF_ERROR(way->in->WaitFor(copied_out));
-  HF_RETURN_IF_ERROR(way->in->Copy(way->back->data(), way->lease->data(), kSmall));
+  HF_RETURN_IF_ERROR(way->in->Copy(way->back->data(), way->lease->data(), kAlone));
   return way->gpu->ComputeWait(nullptr, *way->in->Record());
 }
 
@@ -245,7 +180,7 @@ absl::StatusOr<CpuTimes> MeasureCpuOnce(Way* way) {
   for (int i = 0; i < kBatch; ++i) {
     StorageKey key;
     key.ordinal = i;
-    HF_ASSIGN_OR_RETURN(const Placement put, way->engine->Put(key, way->source->data(), kSmall,
+    HF_ASSIGN_OR_RETURN(const Placement put, way->engine->Put(key, way->source->data(), kAlone,
                                                               way->tier, "", -1, nullptr));
     handles.push_back(put.handle);
   }
@@ -294,7 +229,7 @@ absl::Status MeasureCpu(Way* way, int64_t rounds, nlohmann::ordered_json* report
       "fetch + wait + drop %.2f us, of these the driver's calls %.2f\n",
       way->name.c_str(), Median(put), Median(driver_put), Median(fetch), Median(driver_fetch));
   (*report)["rows"].push_back({{"tier", way->name},
-                               {"bytes", kSmall},
+                               {"bytes", kAlone},
                                {"put_cpu_us", Median(put)},
                                {"put_driver_cpu_us", Median(driver_put)},
                                {"fetch_cpu_us", Median(fetch)},
@@ -307,10 +242,14 @@ absl::Status MeasureCpu(Way* way, int64_t rounds, nlohmann::ordered_json* report
 absl::Status MeasureWay(Device* gpu, Device* lender, Device* host, const Options& options,
                         nlohmann::ordered_json* report) {
   HF_ASSIGN_OR_RETURN(Way way, OpenWay(gpu, lender, lender == host));
-  HF_RETURN_IF_ERROR(CheckBytes(&way, host));
+  Rates unused;
+  HF_RETURN_IF_ERROR(
+      CheckBytes(&way, host, kBytes, [&] { return MoveThroughEngine(&way, 16 * kMiB, &unused); }));
+  HF_RETURN_IF_ERROR(CheckBytes(&way, host, kSmallCount * kSmall, [&] { return MoveSmall(&way); }));
   for (const Bytes each : {kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB}) {
     HF_RETURN_IF_ERROR(MeasureSize(&way, each, options.rounds, report));
   }
+  HF_RETURN_IF_ERROR(MeasureSmall(&way, options.rounds, report));
   HF_RETURN_IF_ERROR(MeasureCpu(&way, options.rounds, report));
   if (way.pinning_s_per_gib > 0) {
     std::printf("pinning: %.2f s per GiB\n", way.pinning_s_per_gib);

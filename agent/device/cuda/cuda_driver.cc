@@ -12,6 +12,7 @@ namespace hyperframes {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
+constexpr int kFirstUntriedCapability = 10;
 
 #define HF_SPELLED_(name) #name
 #define HF_SPELLED(name) HF_SPELLED_(name)
@@ -87,7 +88,42 @@ absl::StatusOr<std::unique_ptr<CudaDriver>> CudaDriver::Open(const std::string& 
   HF_CUDA_FUNCTIONS(HF_CUDA_LOAD)
 #undef HF_CUDA_LOAD
   HF_RETURN_IF_ERROR(Load(opened, "cuEventElapsedTime", &driver->event_elapsed_time));
+#if CUDA_VERSION >= 12080
+  Load(opened, "cuMemcpyBatchAsync_v2", &driver->memcpy_batch).IgnoreError();
+  Load(opened, "cuMemcpyBatchAsync", &driver->memcpy_batch_12).IgnoreError();
+#endif
   return driver;
+}
+
+bool CudaDriver::CanBatch(CUdevice device) const {
+#if CUDA_VERSION >= 12080
+  if (memcpy_batch == nullptr && memcpy_batch_12 == nullptr) return false;
+  int major = 0;
+  return cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) ==
+             CUDA_SUCCESS &&
+         major < kFirstUntriedCapability;
+#else
+  (void)device;
+  return false;
+#endif
+}
+
+CUresult CudaDriver::CopyBatch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                               CUstream stream) const {
+#if CUDA_VERSION >= 12080
+  CUmemcpyAttributes attributes = {};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  size_t first_copy = 0;
+  if (memcpy_batch != nullptr) {
+    return memcpy_batch(to, from, bytes, count, &attributes, &first_copy, 1, stream);
+  }
+  if (memcpy_batch_12 != nullptr) {
+    size_t failed = 0;
+    return memcpy_batch_12(to, from, bytes, count, &attributes, &first_copy, 1, &failed, stream);
+  }
+#endif
+  (void)to, (void)from, (void)bytes, (void)count, (void)stream;
+  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 absl::Status CudaDriver::Check(CUresult result, const char* call,

@@ -42,6 +42,25 @@ struct CudaDriver {
   // By its old name: the one that CUDA 12.8 renamed does the same, and older drivers lack it.
   CUresult (*event_elapsed_time)(float* milliseconds, CUevent start, CUevent end) = nullptr;
 
+  // Several copies by one call, from CUDA 12.8 on: CUDA 13 has left the failed copy's index away.
+  // Null: this driver has no such call, or not of this form.
+#if CUDA_VERSION >= 12080
+  CUresult (*memcpy_batch)(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                           CUmemcpyAttributes* attributes, size_t* first_copies,
+                           size_t attribute_count, CUstream stream) = nullptr;
+  CUresult (*memcpy_batch_12)(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                              CUmemcpyAttributes* attributes, size_t* first_copies,
+                              size_t attribute_count, size_t* failed, CUstream stream) = nullptr;
+#endif
+
+  // Whether CopyBatch is worth a try for copies of `device`. Not on Blackwell and later, where
+  // others have seen driver 580 crash and hang in it; before, it was measured on an H200.
+  bool CanBatch(CUdevice device) const;
+  // Copies of any order, each read in stream order. `stream` is none of the default streams, which
+  // the driver refuses. CUDA_ERROR_NOT_SUPPORTED: the driver has no such call.
+  CUresult CopyBatch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                     CUstream stream) const;
+
   // The process's driver, opened and initialised at the first call: HYPERFRAMES_CUDA_LIBRARY, else
   // libcuda.so.1. NotFound: no driver, or no GPU; FailedPrecondition: a driver that is too old or
   // does not start. The same answer every time.

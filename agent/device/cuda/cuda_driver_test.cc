@@ -70,6 +70,69 @@ TEST(CudaDriver, KeepsItsMessagesBounded) {
   EXPECT_LT(status.message().size(), 600u);
 }
 
+TEST(CudaDriver, CopiesInBatchesOnlyWhereThatWasTried) {
+  CudaDriver driver = ScriptedDriver();
+  driver.cuDeviceGetAttribute = [](int* value, CUdevice_attribute attribute, CUdevice device) {
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? device : 0;
+    return CUDA_SUCCESS;
+  };
+  EXPECT_FALSE(driver.CanBatch(9)) << "a driver before CUDA 12.8";
+  EXPECT_EQ(driver.CopyBatch(nullptr, nullptr, nullptr, 0, nullptr), CUDA_ERROR_NOT_SUPPORTED);
+#if CUDA_VERSION >= 12080
+  driver.memcpy_batch_12 = [](CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*,
+                              size_t*, size_t, size_t*, CUstream) { return CUDA_SUCCESS; };
+  EXPECT_TRUE(driver.CanBatch(9));
+  EXPECT_FALSE(driver.CanBatch(10));
+#endif
+}
+
+#if CUDA_VERSION >= 12080
+// Both forms get the same batch, in order of the stream; the older one also a place for an index.
+struct SeenBatch {
+  size_t count = 0;
+  size_t attribute_count = 0;
+  size_t first_copy = 7;
+  CUmemcpySrcAccessOrder order = CU_MEMCPY_SRC_ACCESS_ORDER_INVALID;
+  const size_t* failed = nullptr;
+  CUstream stream = nullptr;
+};
+SeenBatch seen_batch;
+
+TEST(CudaDriver, CallsEachFormOfABatchWithWhatItTakes) {
+  CUdeviceptr addresses[2] = {1, 2};
+  size_t sizes[2] = {3, 4};
+  const auto stream = reinterpret_cast<CUstream>(&sizes);
+  CudaDriver driver = ScriptedDriver();
+  const auto expect_seen = [&](const char* form) {
+    EXPECT_EQ(driver.CopyBatch(addresses, addresses, sizes, 2, stream), CUDA_SUCCESS) << form;
+    EXPECT_EQ(seen_batch.count, 2u) << form;
+    EXPECT_EQ(seen_batch.attribute_count, 1u) << form;
+    EXPECT_EQ(seen_batch.first_copy, 0u) << form;
+    EXPECT_EQ(seen_batch.order, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) << form;
+    EXPECT_EQ(seen_batch.stream, stream) << form;
+  };
+  driver.memcpy_batch_12 = [](CUdeviceptr*, CUdeviceptr*, size_t*, size_t count,
+                              CUmemcpyAttributes* attributes, size_t* first_copies,
+                              size_t attribute_count, size_t* failed, CUstream stream) {
+    seen_batch = {count,  attribute_count, first_copies[0], attributes->srcAccessOrder,
+                  failed, stream};
+    return CUDA_SUCCESS;
+  };
+  expect_seen("CUDA 12.8");
+  EXPECT_NE(seen_batch.failed, nullptr);
+  seen_batch = {};
+  driver.memcpy_batch = [](CUdeviceptr*, CUdeviceptr*, size_t*, size_t count,
+                           CUmemcpyAttributes* attributes, size_t* first_copies,
+                           size_t attribute_count, CUstream stream) {
+    seen_batch = {count,   attribute_count, first_copies[0], attributes->srcAccessOrder,
+                  nullptr, stream};
+    return CUDA_SUCCESS;
+  };
+  expect_seen("CUDA 13");
+  EXPECT_EQ(seen_batch.failed, nullptr) << "the newer form comes first";
+}
+#endif
+
 TEST(CudaMachine, RefusesSizesThatCannotBeMeant) {
   CudaMachineOptions options;
   options.host_bytes = -2;

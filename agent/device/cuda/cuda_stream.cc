@@ -46,7 +46,8 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(
 CudaStream::CudaStream(std::shared_ptr<CudaEventPool> events, CUstream stream, bool measure)
     : events_(std::move(events)),
       stream_(stream),
-      timer_(measure ? std::make_unique<IntervalTimer>(events_->shared_context()) : nullptr) {}
+      timer_(measure ? std::make_unique<IntervalTimer>(events_->shared_context()) : nullptr),
+      batches_(context().driver().CanBatch(context().device())) {}
 
 CudaStream::~CudaStream() {
   const CudaDriver& driver = context().driver();
@@ -67,6 +68,37 @@ absl::Status CudaStream::Copy(void* to, const void* from, Bytes bytes) {
                           static_cast<size_t>(bytes), stream_);
   if (timer_ != nullptr) timer_->Stop(started, stream_);
   return absl::OkStatus();
+}
+
+absl::Status CudaStream::CopyAll(const std::vector<CopyPart>& parts) {
+  if (parts.size() < 2 || !batches_.load(std::memory_order_relaxed)) return Stream::CopyAll(parts);
+  std::vector<CUdeviceptr> to;
+  std::vector<CUdeviceptr> from;
+  std::vector<size_t> sizes;
+  to.reserve(parts.size());
+  from.reserve(parts.size());
+  sizes.reserve(parts.size());
+  for (const CopyPart& part : parts) {
+    HF_RETURN_IF_ERROR(CheckRange("copy", part.to, part.from, part.bytes));
+    if (part.bytes == 0) continue;
+    to.push_back(Address(part.to));
+    from.push_back(Address(part.from));
+    sizes.push_back(static_cast<size_t>(part.bytes));
+  }
+  if (sizes.empty()) return absl::OkStatus();
+  const CudaDriver& driver = context().driver();
+  const CurrentContext current(context());
+  const CUevent started = timer_ != nullptr ? timer_->Start(stream_) : nullptr;
+  const CUresult result =
+      driver.CopyBatch(to.data(), from.data(), sizes.data(), sizes.size(), stream_);
+  if (timer_ != nullptr) timer_->Stop(started, stream_);
+  if (result == CUDA_SUCCESS) return absl::OkStatus();
+  // What it may have queued is copied twice, which changes nothing. Where the context is broken,
+  // the single copies say so.
+  batches_.store(false, std::memory_order_relaxed);
+  LOG(WARNING) << "small storages are copied one by one from now on: "
+               << driver.Check(result, "cuMemcpyBatchAsync", context().uuid());
+  return Stream::CopyAll(parts);
 }
 
 absl::Status CudaStream::Fill(void* to, uint8_t value, Bytes bytes) {

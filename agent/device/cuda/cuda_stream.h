@@ -3,7 +3,9 @@
 #ifndef HYPERFRAMES_AGENT_DEVICE_CUDA_CUDA_STREAM_H_
 #define HYPERFRAMES_AGENT_DEVICE_CUDA_CUDA_STREAM_H_
 
+#include <atomic>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,6 +28,8 @@ class CudaStream final : public Stream {
   // InvalidArgument: bytes < 0, or a null range with bytes > 0. Both ranges are memory of this GPU,
   // memory mapped for it, or host memory; only pinned host memory is copied asynchronously.
   absl::Status Copy(void* to, const void* from, Bytes bytes) override;
+  // By one call where the driver can, else, and for good once it has refused, by one for each.
+  absl::Status CopyAll(const std::vector<CopyPart>& parts) override;
   absl::Status Fill(void* to, uint8_t value, Bytes bytes) override;
   // InvalidArgument: a null event, or one of another backend that is not done.
   absl::Status WaitFor(std::shared_ptr<const Event> event) override;
@@ -43,6 +47,7 @@ class CudaStream final : public Stream {
   const std::shared_ptr<CudaEventPool> events_;
   const CUstream stream_;
   const std::unique_ptr<IntervalTimer> timer_;  // Null without measuring.
+  std::atomic<bool> batches_;
   Mutex mutex_;
   std::unique_ptr<DelayGate> gate_ HF_GUARDED_BY(mutex_);  // Made at the first delay.
 };

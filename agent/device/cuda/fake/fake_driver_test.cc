@@ -137,6 +137,66 @@ TEST_F(FakeDriverTest, PinsARangeOnce) {
   munmap(data, 8192);
 }
 
+#if CUDA_VERSION >= 13000
+TEST_F(FakeDriverTest, BatchesWhatTheRealOneWouldBatchAndNothingElse) {
+  ASSERT_NE(driver_.memcpy_batch, nullptr);
+  const CUdeviceptr address = Map(0, 1);
+  ASSERT_EQ(Allow(address, kGranule, 0), CUDA_SUCCESS);
+  CUdeviceptr to[2] = {address, address + 8};
+  CUdeviceptr from[2] = {address + 16, address + 16};  // The same source twice is no dependency.
+  size_t sizes[2] = {8, 8};
+  CUmemcpyAttributes attributes[2] = {};
+  attributes[0].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  size_t first_copies[2] = {0, 1};
+  size_t count = 2;
+  size_t attribute_count = 1;
+  CUstream stream = nullptr;
+  const auto copy = [&](CUstream on) {
+    return driver_.memcpy_batch(to, from, sizes, count, attributes, first_copies, attribute_count,
+                                on);
+  };
+  EXPECT_EQ(copy(stream), CUDA_ERROR_INVALID_CONTEXT);
+  Enter(0);
+  ASSERT_EQ(driver_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  EXPECT_EQ(copy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(copy(nullptr), CUDA_ERROR_INVALID_VALUE) << "the legacy default stream";
+  attribute_count = 2;
+  EXPECT_EQ(copy(stream), CUDA_ERROR_INVALID_VALUE) << "the second attribute has no order";
+  attribute_count = 3;
+  EXPECT_EQ(copy(stream), CUDA_ERROR_INVALID_VALUE) << "more attributes than copies";
+  attribute_count = 1;
+  first_copies[0] = 1;
+  EXPECT_EQ(copy(stream), CUDA_ERROR_INVALID_VALUE) << "the first copy has no attribute";
+  first_copies[0] = 0;
+  sizes[1] = 0;
+  EXPECT_EQ(copy(stream), CUDA_ERROR_INVALID_VALUE);
+  sizes[1] = 8;
+  from[1] = address + kGranule;
+  EXPECT_EQ(copy(stream), CUDA_ERROR_INVALID_VALUE) << "nobody's memory";
+  count = 0;
+  EXPECT_EQ(copy(stream), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver_.cuStreamSynchronize(stream), CUDA_SUCCESS);
+  EXPECT_EQ(driver_.cuStreamDestroy(stream), CUDA_SUCCESS);
+  Leave(0);
+}
+
+TEST_F(FakeDriverTest, EndsAProcessWhoseBatchDependsOnItsOrder) {
+  const auto copy = [this] {
+    const CUdeviceptr address = Map(0, 1);
+    Allow(address, kGranule, 0);
+    Enter(0);
+    CUstream stream = nullptr;
+    driver_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    CUdeviceptr to[2] = {address, address + 8};
+    CUdeviceptr from[2] = {address + 16, address};
+    size_t sizes[2] = {8, 8};
+    driver_.CopyBatch(to, from, sizes, 2, stream);
+  };
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_DEATH(copy(), "depend on each other");
+}
+#endif
+
 TEST_F(FakeDriverTest, EndsAProcessThatUnmapsWhatACopyUses) {
   const auto unmap = [this] {
     const CUdeviceptr address = Map(1, 1);

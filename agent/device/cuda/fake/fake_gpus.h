@@ -8,9 +8,9 @@
 // HYPERFRAMES_FAKE_GPUS describes them: "2" GPUs, with words behind it: "2,partitioned" (MIG),
 // "2,private" (memory cannot be exported), "2,broken" (the driver does not start), "2,contexts"
 // (contexts, streams and copies work; else making a context is refused), "2,nvlinks" (all behind a
-// switch), "4,nvlinks,bridges" (each joined to one other), "2,apart" (no peer access).
-// HYPERFRAMES_FAKE_MACHINE: a name; processes with the same one have the same GPUs.
-// HYPERFRAMES_FAKE_OCCUPIED: bytes that somebody else uses on each.
+// switch), "4,nvlinks,bridges" (each joined to one other), "2,apart" (no peer access),
+// "2,unbatched" (copies go one by one only). HYPERFRAMES_FAKE_MACHINE: a name; processes with the
+// same one have the same GPUs. HYPERFRAMES_FAKE_OCCUPIED: bytes that somebody else uses on each.
 // HYPERFRAMES_FAKE_FAULT: a file; once it is there, with "index xid" in it, NVML tells of that
 // fault. HYPERFRAMES_FAKE_LOG: a file that gets a line for every call that makes a context.
 #ifndef HYPERFRAMES_AGENT_DEVICE_CUDA_FAKE_FAKE_GPUS_H_

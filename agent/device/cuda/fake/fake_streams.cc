@@ -14,6 +14,7 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "agent/device/cuda/fake/fake_contexts.h"
 #include "agent/device/cuda/fake/fake_gpus.h"
@@ -157,6 +158,27 @@ CUresult WordAt(CUdeviceptr address, FakeAddress* word) {
   return address % sizeof(uint32_t) == 0 && word->access == FakeAccess::kDevice
              ? CUDA_SUCCESS
              : CUDA_ERROR_INVALID_VALUE;
+}
+
+struct BatchedCopy {
+  CUdeviceptr to;
+  CUdeviceptr from;
+  size_t bytes;
+  std::shared_ptr<FakeRange> target;
+  std::shared_ptr<FakeRange> source;
+};
+
+bool AnyDependsOnAnother(const std::vector<BatchedCopy>& batch) {
+  const auto overlap = [](CUdeviceptr a, size_t a_bytes, CUdeviceptr b, size_t b_bytes) {
+    return a < b + b_bytes && b < a + a_bytes;
+  };
+  for (const BatchedCopy& one : batch) {
+    for (const BatchedCopy& other : batch) {
+      if (overlap(one.to, one.bytes, other.from, other.bytes)) return true;
+      if (&one != &other && overlap(one.to, one.bytes, other.to, other.bytes)) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -313,6 +335,48 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
       target.access == FakeAccess::kPageable || source.access == FakeAccess::kPageable;
   return waits ? cuStreamSynchronize(stream) : CUDA_SUCCESS;
 }
+
+#if CUDA_VERSION >= 13000
+// All that a batch is made of is checked before any of it is queued. Its copies run last first: the
+// real driver promises no order among them.
+CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                            CUmemcpyAttributes* attributes, size_t* first_copies,
+                            size_t attribute_count, CUstream stream) {
+  FakeContext* const context = CurrentFakeContext();
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (FakeGpusAre("unbatched")) return CUDA_ERROR_NOT_SUPPORTED;
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || count == 0 || attribute_count == 0 ||
+      attribute_count > count || first_copies[0] != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  for (size_t i = 0; i < attribute_count; ++i) {
+    if (i > 0 && first_copies[i] <= first_copies[i - 1]) return CUDA_ERROR_INVALID_VALUE;
+    if (attributes[i].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_INVALID) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    // The other orders, and what pageable memory does, are not made here.
+    if (attributes[i].srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  std::vector<BatchedCopy> batch;
+  for (size_t i = 0; i < count; ++i) {
+    const FakeAddress target = LookUp(to[i], bytes[i], context->device);
+    const FakeAddress source = LookUp(from[i], bytes[i], context->device);
+    if (bytes[i] == 0 || target.access != FakeAccess::kDevice ||
+        source.access != FakeAccess::kDevice) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    batch.push_back({to[i], from[i], bytes[i], target.held, source.held});
+  }
+  if (AnyDependsOnAnother(batch)) FakeUndefined("copies of one batch depend on each other");
+  return Queue(stream, [batch = std::move(batch)] {
+    for (auto copy = batch.rbegin(); copy != batch.rend(); ++copy) {
+      memcpy(AsPointer(copy->to), AsPointer(copy->from), copy->bytes);
+    }
+  });
+}
+#endif
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
   FakeContext* const context = CurrentFakeContext();

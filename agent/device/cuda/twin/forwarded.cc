@@ -18,19 +18,22 @@
 #define HF_FORWARD_RENAMED(name) HF_FORWARD(name)
 HF_CUDA_FUNCTIONS(HF_FORWARD_RENAMED)
 HF_FORWARD(cuEventElapsedTime)
+HF_FORWARD(cuMemcpyBatchAsync_v2)
+HF_FORWARD(cuMemcpyBatchAsync)
 
 namespace hyperframes {
 namespace {
 
 CUresult Missing() { return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH; }
+CUresult NotSupported() { return CUDA_ERROR_NOT_SUPPORTED; }
 
 // Not through CudaDriver::Open, so that this library needs no other.
 const CudaDriver* Found() {
   static CudaDriver driver;
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  const auto find = [library](const char* name) {
+  const auto find = [library](const char* name, CUresult (*missing)() = &Missing) {
     void* const function = library == nullptr ? nullptr : dlsym(library, name);
-    return function != nullptr ? function : reinterpret_cast<void*>(&Missing);
+    return function != nullptr ? function : reinterpret_cast<void*>(missing);
   };
 #define HF_FIND(name)           \
   hf_twin_##name = find(#name); \
@@ -38,6 +41,9 @@ const CudaDriver* Found() {
 #define HF_FIND_RENAMED(name) HF_FIND(name)
   HF_CUDA_FUNCTIONS(HF_FIND_RENAMED)
   hf_twin_cuEventElapsedTime = find("cuEventElapsedTime");  // By its old name, as asked for.
+  // Newer drivers have one form or both; whoever calls copies one by one without.
+  hf_twin_cuMemcpyBatchAsync_v2 = find("cuMemcpyBatchAsync_v2", &NotSupported);
+  hf_twin_cuMemcpyBatchAsync = find("cuMemcpyBatchAsync", &NotSupported);
   return &driver;
 }
 
