@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,6 +55,8 @@ class Plan:
         exact: False when it was scaled from another input shape.
         raw: the FramePlan as the planner wrote it.
         inputs: (block, ordinal) of the blocks' own inputs: they wait under RECOMPUTE too.
+        rerun: under RECOMPUTE, by block and ordinal, where storages wait in backward once the block
+            made them again. Nothing of them is held before: ``decisions`` keeps them.
         selected: under SELECTIVE, by block and the operator's position, whose outputs are saved.
     """
 
@@ -66,6 +68,7 @@ class Plan:
     exact: bool = True
     reasons: dict[str, str] = field(default_factory=dict)
     inputs: frozenset[tuple[str, int]] = frozenset()
+    rerun: dict[str, dict[int, Decision]] = field(default_factory=dict)
     selected: dict[str, dict[int, Choice]] = field(default_factory=dict)
     # Of blocks that run again: index among outputs and ordinal of what they leave to others.
     outputs: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -102,7 +105,13 @@ class Plan:
 
     def lookup(self, block: str, ordinal: int, nbytes: int) -> Decision | None:
         """The decision for a storage, when it is the one that was planned."""
-        found = self.decisions.get((block, ordinal))
+        return self._as_planned(self.decisions.get((block, ordinal)), nbytes)
+
+    def lookup_again(self, block: str, ordinal: int, nbytes: int) -> Decision | None:
+        """Where a storage waits that a recomputed block makes again; None: it stays."""
+        return self._as_planned(self.rerun.get(block, {}).get(ordinal), nbytes)
+
+    def _as_planned(self, found: Decision | None, nbytes: int) -> Decision | None:
         if found is None or found.nbytes == nbytes:
             return found
         if not self.exact and nbytes <= found.nbytes * SCALED_TOLERANCE:
@@ -162,6 +171,12 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
         for storage in block.storages
         if storage.is_input
     )
+    others_read = {
+        (block.name, read.ordinal)
+        for block in profile.blocks
+        for read in block.shared
+        if read.block == block.name
+    }
     outputs = {block.name: block.outputs for block in profile.blocks}
     plan = Plan({}, {}, {}, raw, mine, exact=profile.exact, inputs=inputs)
     for index, block in enumerate(mine.get("blocks", ())):
@@ -184,7 +199,18 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
                 int(storage.get("preferred_offset", -1)),
                 sizes.get((name, ordinal), -1),
             )
+        if plan.policies[name] == RECOMPUTE:
+            _read_rerun(plan, name, others_read)
     return plan
+
+
+def _read_rerun(plan: Plan, name: str, others_read: Set[tuple[str, int]]) -> None:
+    """What others read of it waits from forward on, as inputs do; the rest is made again first."""
+    for (block, ordinal), decision in list(plan.decisions.items()):
+        key = block, ordinal
+        if block == name and decision.tier != KEEP and key not in plan.inputs | others_read:
+            plan.rerun.setdefault(name, {})[ordinal] = decision
+            plan.decisions[key] = decision._replace(tier=KEEP, device="", preferred_offset=-1)
 
 
 def _read_selected(plan: Plan, profile: Profile, name: str, selected: Any) -> None:
