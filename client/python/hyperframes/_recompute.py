@@ -60,7 +60,7 @@ class Surroundings:
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in dict.fromkeys((device.type, "cpu"))
         ]
-        self._cache = torch.is_autocast_cache_enabled()
+        self.caches_casts = torch.is_autocast_cache_enabled()
         self._training = [(part, part.training) for part in module.modules()]
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class Surroundings:
                     part.training = flag
                 for kind, enabled, dtype in self._autocast:
                     stack.enter_context(
-                        torch.autocast(kind, dtype, enabled, cache_enabled=self._cache)
+                        torch.autocast(kind, dtype, enabled, cache_enabled=self.caches_casts)
                     )
                 yield
             finally:
@@ -279,7 +279,7 @@ class RecomputeFrame:
         try:
             with self._surroundings.replayed(), torch.enable_grad():
                 args, kwargs = self._inputs()
-                hold = self._holding(collected, args, kwargs)
+                hold = self._holding(collected)
                 self._again(collect, args, kwargs)
             if counter != expected:
                 raise RecomputeMismatch(
@@ -294,8 +294,8 @@ class RecomputeFrame:
         self._on_recompute(self.name, time.perf_counter_ns() - start)
         return collected
 
-    def _holding(self, collected: dict[int, Collected], args: Any, kwargs: Any) -> Hold:
-        """Called with the arguments of one run; what it returns fills ``collected``."""
+    def _holding(self, collected: dict[int, Collected]) -> Hold:
+        """For one run again: what fills ``collected``."""
 
         def hold(index: int, tensor: torch.Tensor, wanted: bool) -> Any:
             if wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from ._frames import FrameStore
 from ._inflight import ForwardToken
 from ._meter import ParameterStorages
 from ._recompute import RecomputeFrame
-from ._rerun import Elsewhere, MovedFrame
+from ._rerun import Elsewhere, MovedFrame, Seen
 from ._selective import Catching, SelectiveCounts, SelectiveFrame, Shelf
 from .plan import Plan
 
@@ -27,6 +28,8 @@ class Replays:
         self._selective_blocks = 0
         self._selective = SelectiveCounts()
         self._moved = [0, 0]  # Storages and bytes.
+        # Of the forward that runs: what blocks saved that will put it away when they run again.
+        self._seen: tuple[weakref.ref[ForwardToken] | None, Seen] = None, Seen()
 
     def counts(self) -> dict[str, Any]:
         """For stats(): blocks that ran again, and of those the selective ones."""
@@ -47,6 +50,13 @@ class Replays:
     def _count_moved(self, nbytes: int) -> None:
         self._moved[0] += 1
         self._moved[1] += nbytes
+
+    def _seen_in(self, token: ForwardToken | None) -> Seen:
+        of, seen = self._seen
+        if token is None or of is None or of() is not token:
+            seen = Seen()
+            self._seen = weakref.ref(token) if token is not None else None, seen
+        return seen
 
     def _count_selective(self, name: str, nanoseconds: int) -> None:
         self._count(name, nanoseconds)
@@ -78,7 +88,8 @@ class Replays:
             )  # fmt: skip
             return selective.run(args, kwargs)
         if key in plan.rerun:
-            elsewhere = Elsewhere(store, plan, micro_batch, parameters, self._count_moved)
+            seen = self._seen_in(token)
+            elsewhere = Elsewhere(store, plan, micro_batch, parameters, seen, self._count_moved)
             moved = MovedFrame(
                 key, module, forward, args, kwargs, device, self._count, elsewhere
             )  # fmt: skip

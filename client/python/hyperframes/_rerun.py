@@ -29,65 +29,105 @@ class Place(weakref.ref[torch.UntypedStorage]):
 
     __slots__ = ("block", "entry", "ordinal")
     block: str
-    ordinal: int  # -1: not one of the block's own.
+    ordinal: int
     entry: Any
 
 
+class Seen:
+    """Storages by identity and what is known of them, as long as they live."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Any]] = {}
+
+    def find(self, storage: torch.UntypedStorage) -> Any:
+        """None: not seen."""
+        known = self._known.get(storage._cdata)
+        return known[1] if known is not None and known[0]() is storage else None
+
+    def add(self, storage: torch.UntypedStorage, what: Any) -> None:
+        self._known[storage._cdata] = weakref.ref(storage), what
+
+
+class _Saved(NamedTuple):
+    """What the first run saved at one place."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    number: int  # Of the storage among the block's; -1: it has none.
+
+
 class Ordinals:
-    """Numbers what a block saves when it runs again, as the ledger did when it was profiled.
+    """Numbers a block's storages as the ledger did when it was profiled.
+
+    The first run tells which of its saved tensors share a storage; the second may share less, for
+    it has no cache of autocast's. Only the second tells what the block did not make itself.
 
     Args:
         block: its key.
-        plan: that the ordinals are for.
-        given: the block's arguments of this run.
-        parameters: of the whole model, and the block's own.
+        given: the block's arguments.
+        parameters: of the whole model.
+        others: by storage, the block of this forward that saved it first. Added to.
     """
 
-    def __init__(
-        self, block: str, plan: Plan, given: Any, parameters: tuple[ParameterStorages, ...]
-    ) -> None:
+    def __init__(self, block: str, given: Any, parameters: ParameterStorages, others: Seen) -> None:
         self._block = block
-        self._plan = plan
         self._parameters = parameters
-        self._places: dict[int, Place] = {}
-        self._next = 0
+        self._others = others
+        self._mine = Seen()
+        self._saved: list[_Saved | None] = []
+        self._count = 0
+        self._given = 0
         for leaf in _pytree.tree_leaves(given):
             if isinstance(leaf, torch.Tensor):
-                self._next += 1  # Saved or not, movable or not.
+                self._given += 1  # Each has an ordinal, saved or not, movable or not.
                 if leaf.layout is torch.strided:
-                    self._add(leaf.untyped_storage(), -1)
+                    self._mine.add(leaf.untyped_storage(), -1)
 
-    def place(self, tensor: torch.Tensor, is_old: bool) -> Place | None:
-        """Of the tensor's storage; None: it is not the block's own.
-
-        Args:
-            tensor: saved now; strided, on the device that computes.
-            is_old: the storage was there before the block ran again.
-        """
+    def first_run(self, tensor: torch.Tensor, device: torch.device) -> None:
+        """Call for every tensor that the first run saves."""
+        if tensor.layout is not torch.strided or tensor.device != device:
+            self._saved.append(None)
+            return
         storage = tensor.untyped_storage()
-        if not storage.nbytes() or self.is_parameter(storage):
-            return None
-        place = self._places.get(storage._cdata)
-        if place is None or place() is not storage:
-            # What the block finds in its surroundings has an ordinal in the block that saved it
-            # first. Which one that was is not known here: the size tells.
-            own = not is_old or self._is_next(storage.nbytes())
-            place = self._add(storage, self._next if own else -1)
-            self._next += own
-        return place if place.ordinal >= 0 and not is_old else None
+        number = self._mine.find(storage)
+        if number is None:
+            number = -1
+            if storage.nbytes() and storage not in self._parameters:
+                if self._others.find(storage) is None:
+                    number, self._count = self._count, self._count + 1
+                    self._others.add(storage, self._block)
+            self._mine.add(storage, number)
+        self._saved.append(_Saved(weakref.ref(storage), number))
 
-    def is_parameter(self, storage: torch.UntypedStorage) -> bool:
-        """Of the model, as gathered now."""
-        return any(storage in known for known in self._parameters)
+    def second_run(self, plan: Plan) -> Callable[[int, torch.Tensor], Place | None]:
+        """What gives the place of the tensor saved at an index; None: the block did not make it."""
+        places = Seen()
+        ordinals: dict[int, int] = {}
+        following = self._given
 
-    def _is_next(self, nbytes: int) -> bool:
-        decision = self._plan.decisions.get((self._block, self._next))
-        return decision is not None and decision.nbytes == nbytes
+        def place(index: int, tensor: torch.Tensor) -> Place | None:
+            nonlocal following
+            saved = self._saved[index] if index < len(self._saved) else None
+            if saved is None or saved.number < 0:
+                return None
+            storage = tensor.untyped_storage()
+            is_old = saved.storage() is storage
+            if saved.number not in ordinals:
+                # What it finds in its surroundings has an ordinal in the block that saved it first,
+                # and may stand in a ledger that is not at hand here: the size tells.
+                decision = plan.decisions.get((self._block, following))
+                fits = decision is not None and decision.nbytes == storage.nbytes()
+                ordinals[saved.number] = -1 if is_old and not fits else following
+                following += fits or not is_old
+            if is_old or ordinals[saved.number] < 0:
+                return None
+            found: Place | None = places.find(storage)
+            if found is None:
+                found = Place(storage)
+                found.block, found.ordinal = self._block, ordinals[saved.number]
+                found.entry = None
+                places.add(storage, found)
+            return found
 
-    def _add(self, storage: torch.UntypedStorage, ordinal: int) -> Place:
-        place = Place(storage)
-        place.block, place.ordinal, place.entry = self._block, ordinal, None
-        self._places[storage._cdata] = place
         return place
 
 
@@ -136,6 +176,7 @@ class Elsewhere(NamedTuple):
     plan: Plan
     micro_batch: int
     parameters: ParameterStorages
+    others: Seen
     on_move: Callable[[int], None]  # Called with the bytes of each storage that goes.
 
 
@@ -154,65 +195,54 @@ class MovedFrame(RecomputeFrame):
         elsewhere: Elsewhere,
     ) -> None:
         super().__init__(name, module, forward, args, kwargs, device, on_recompute)
-        self._module = module
-        self._elsewhere = elsewhere
-        # Of what the first run saved: what is still the same storage was not made by the block.
-        self._first: list[weakref.ref[torch.UntypedStorage] | None] = []
+        self._surroundings.caches_casts = False  # A weight's cast would be held to the run's end.
+        self._where = elsewhere
+        self._ordinals = Ordinals(name, (args, kwargs), elsewhere.parameters, elsewhere.others)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        strided = tensor.layout is torch.strided
-        self._first.append(weakref.ref(tensor.untyped_storage()) if strided else None)
+        self._ordinals.first_run(tensor, self._device)
         return super()._pack(tensor)
-
-    def _is_old(self, index: int, storage: torch.UntypedStorage) -> bool:
-        first = self._first[index] if index < len(self._first) else None
-        return first is not None and first() is storage
 
     @staticmethod
     def _held(held: Any) -> torch.Tensor:
         return held.read() if isinstance(held, Waiting) else held
 
-    def _holding(self, collected: dict[int, Collected], args: Any, kwargs: Any) -> Hold:
-        hold = super()._holding(collected, args, kwargs)
-        where = self._elsewhere
-        if where.store.closed:
-            return hold  # Its leases are gone, and so is the reason why they were needed.
-        parameters = (where.parameters, ParameterStorages(self._module))
-        ordinals = Ordinals(self.name, where.plan, (args, kwargs), parameters)
+    def _holding(self, collected: dict[int, Collected]) -> Hold:
+        hold = super()._holding(collected)
+        if self._where.store.closed:
+            return hold  # Its leases are gone, and with them the plan that needed them.
+        place_of = self._ordinals.second_run(self._where.plan)
 
         def put(index: int, tensor: torch.Tensor, wanted: bool) -> Any:
-            if tensor.layout is not torch.strided or tensor.device != self._device:
-                return hold(index, tensor, wanted)
-            place = ordinals.place(tensor, self._is_old(index, tensor.untyped_storage()))
+            place = place_of(index, tensor) if tensor.layout is torch.strided else None
             moved = self._move(tensor, place) if place is not None and wanted else None
             if moved is None:
                 return hold(index, tensor, wanted)
             collected[index] = waiting = Waiting(moved, self.name)
-            where.store.borrowed.add(waiting)
+            self._where.store.borrowed.add(waiting)
             return waiting
 
         return put
 
     def _move(self, tensor: torch.Tensor, place: Place) -> Moved | None:
-        store, plan, micro_batch, parameters, on_move = self._elsewhere
-        nbytes = tensor.untyped_storage().nbytes()
-        decision = plan.lookup_again(self.name, place.ordinal, nbytes)
-        if decision is None or stays_reason(tensor, self._device, parameters):
+        where, nbytes = self._where, tensor.untyped_storage().nbytes()
+        decision = where.plan.lookup_again(self.name, place.ordinal, nbytes)
+        if decision is None or stays_reason(tensor, self._device, where.parameters):
             return None
         observe_everywhere(tensor.untyped_storage())
         before = place.entry
-        moved = store.move(
+        moved = where.store.move(
             tensor,
             place,
-            micro_batch=micro_batch,
-            block_index=plan.index[self.name],
+            micro_batch=where.micro_batch,
+            block_index=where.plan.index[self.name],
             tier=decision.tier,
             lender=decision.device,
             preferred_offset=decision.preferred_offset,
             reader=self.name,
         )
         if place.entry is not before:
-            on_move(nbytes)
+            where.on_move(nbytes)
         return moved
 
     def _let_go(self, collected: dict[int, Collected]) -> None:
@@ -220,5 +250,5 @@ class MovedFrame(RecomputeFrame):
             if isinstance(one, Waiting):
                 one.let_go()
         super()._let_go(collected)
-        if not self._elsewhere.store.closed:
-            self._elsewhere.store.release_sources(0)
+        if not self._where.store.closed:
+            self._where.store.release_sources(0)

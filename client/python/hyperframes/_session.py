@@ -481,8 +481,8 @@ class Session:
         ``peer_bytes``, ``host_bytes`` and ``recomputed_bytes`` are per step as planned and moved;
         ``held_elsewhere_bytes`` were moved and not freed, for other code keeps them; ``leases``
         says who lends, on which node; ``collectives`` what the pre-flight of several ranks found.
-        ``selective_*``: blocks run again in part, operators' outputs handed back, and those that
-        were not (stale, diverged, unlike_profile).
+        ``selective_*``: blocks run again in part, outputs handed back, and those that were not
+        (stale, diverged, unlike_profile). ``rerun_moved_bytes``, per step: made again, then moved.
         """
         if self._off:
             return {"mode": "off"}
