@@ -363,6 +363,8 @@ class FrameStore:
 
     def start_prefetches(self) -> None:
         """Starts the reloads that the engine finds due."""
+        if self.closed:
+            return
         self.release_sources()
         for handle, _ in self.engine.next_to_prefetch():
             entry = self._entries.get(handle)
@@ -402,6 +404,7 @@ class FrameStore:
         """Gives the leases back. What ran forward before may still ask for its backward."""
         self.closed = True
         self.engine.close()
+        self.stash.clear()
 
     def quiesce(self) -> bool:
         """A quiescent point. False: frames are still alive, nothing was done."""

@@ -218,14 +218,18 @@ class RecomputeFrame:
             self._let_go(self._tasks.pop(next(iter(self._tasks))))
         if not known:
             # What this backward does not consume must not wait for the frame's death.
-            me = weakref.ref(self)
+            torch.autograd.Variable._execution_engine.queue_callback(self._forgetting(task))
 
-            def forget() -> None:
-                frame = me()
-                if frame is not None and task in frame._tasks:
-                    frame._let_go(frame._tasks.pop(task))
+    def _forgetting(self, task: int) -> Callable[[], None]:
+        """To be called when the graph task ends, whether the frame lives or not."""
+        me = weakref.ref(self)
 
-            torch.autograd.Variable._execution_engine.queue_callback(forget)
+        def forget() -> None:
+            frame = me()
+            if frame is not None and task in frame._tasks:
+                frame._let_go(frame._tasks.pop(task))
+
+        return forget
 
     def _let_go(self, collected: dict[int, Collected]) -> None:
         """Backward will not ask for them."""

@@ -59,7 +59,8 @@ class Ordinals:
     """Numbers a block's storages as the ledger did when it was profiled.
 
     The first run tells which of its saved tensors share a storage; the second may share less, for
-    it has no cache of autocast's. Only the second tells what the block did not make itself.
+    autocast's casts are not always cached there. Only the second tells what the block did not make
+    itself.
 
     Args:
         block: its key.
@@ -169,6 +170,13 @@ class Waiting(Collected):
         self.moved = None
 
 
+def _is_inside_autocast() -> bool:
+    """Also inside one that is switched off: the cache lives to the end of the outermost."""
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return bool(depth > 1)
+
+
 class Elsewhere(NamedTuple):
     """Where a block's storages go when it runs again."""
 
@@ -195,13 +203,19 @@ class MovedFrame(RecomputeFrame):
         elsewhere: Elsewhere,
     ) -> None:
         super().__init__(name, module, forward, args, kwargs, device, on_recompute)
-        self._surroundings.caches_casts = False  # A weight's cast would be held to the run's end.
+        self._caches_casts = self._surroundings.caches_casts
         self._where = elsewhere
         self._ordinals = Ordinals(name, (args, kwargs), elsewhere.parameters, elsewhere.others)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._ordinals.first_run(tensor, self._device)
         return super()._pack(tensor)
+
+    def _recompute(self, asked: Any) -> dict[int, Collected]:
+        # The cache would hold every weight's cast to the end of the run. Around a backward inside
+        # the caller's own autocast it holds them anyway, and they are those of the first run.
+        self._surroundings.caches_casts = self._caches_casts and _is_inside_autocast()
+        return super()._recompute(asked)
 
     @staticmethod
     def _held(held: Any) -> torch.Tensor:
@@ -250,5 +264,13 @@ class MovedFrame(RecomputeFrame):
             if isinstance(one, Waiting):
                 one.let_go()
         super()._let_go(collected)
-        if not self._where.store.closed:
-            self._where.store.release_sources(0)
+        self._where.store.release_sources(0)
+
+    def _forgetting(self, task: int) -> Callable[[], None]:
+        forget, store = super()._forgetting(task), self._where.store
+
+        def forget_and_release() -> None:
+            forget()
+            store.release_sources(0)  # Of what was read and let go of before its copy had ended.
+
+        return forget_and_release
