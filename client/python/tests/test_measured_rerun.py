@@ -24,7 +24,7 @@ from cases.selective_models import (
 from cases.small_gpt import (
     DEVICE,
 )
-from hyperframes import _native, _profiler
+from hyperframes import _measure_rerun, _native, _profiler
 
 
 def test_the_plan_says_what_waits_after_it_was_made_again() -> None:
@@ -85,7 +85,7 @@ def test_measuring_the_second_run_changes_nothing_else_of_a_profile(
             for b in profile.blocks
         ], [b.rerun_bytes for b in profile.blocks]
 
-    original = _profiler.measure_rerun
+    original = _measure_rerun.measure_rerun
 
     def watched(*arguments: Any) -> None:
         before, python = torch.get_rng_state(), random.getstate()

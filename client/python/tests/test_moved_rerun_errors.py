@@ -140,6 +140,23 @@ def test_a_change_in_place_after_saving_is_eagers_error() -> None:
         assert left_behind(context)[:3] == NOTHING[:3]
 
 
+def test_a_change_in_place_that_only_the_second_run_makes_is_eagers_error() -> None:
+    class Block(Fails):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.a(x))
+            z = y.exp()
+            if self.error is not None:
+                y.mul_(2.0)
+            return self.b(z)
+
+    context = session(stack(Block), sample())
+    with context as inside:
+        loss = loss_on(inside)
+        inside.layers[0].error = ValueError("by order")
+        with pytest.raises(RuntimeError, match="is at version 1; expected version 0"):
+            loss.backward()
+
+
 class ChangesLater(nn.Module):
     """Saves a storage, changes it, and saves it again; what was saved first is not needed."""
 
