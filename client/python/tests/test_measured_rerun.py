@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import hyperframes as hf
+from cases.fake_engine import FakeBackend
 from cases.moved_rerun import (
     Chain,
+    all_moved,
     moved,
     plan_of,
     session,
@@ -24,7 +26,10 @@ from cases.selective_models import (
 from cases.small_gpt import (
     DEVICE,
 )
+from cases.test_shared_storages import by_chance
 from hyperframes import _measure_rerun, _native, _profiler
+from hyperframes._engine import KEEP, PEER
+from hyperframes.plan import read_plan
 
 
 def test_the_plan_says_what_waits_after_it_was_made_again() -> None:
@@ -48,6 +53,31 @@ def _explained(rule: Any) -> str:
     context = session(stack(Grouped), sample(), rule)
     with context:
         return str(context.explain())
+
+
+def test_what_other_blocks_read_waits_from_forward_on() -> None:
+    """The rest of a block's storages with a tier, inputs apart, is made again first."""
+    model, x = by_chance(4)
+    profile = hf.profile(model, x)
+    context = hf.hyperframes(model, profile=profile, _backend=FakeBackend(all_moved))
+    with context:
+        raw = plan_of(context).raw
+    ordinals = {s.ordinal for s in profile.block("blocks.3").storages if not s.is_input}
+    block = next(b for b in raw["ranks"][0]["blocks"] if b["name"] == "blocks.3")
+    shared = next(
+        read
+        for read in profile.block("blocks.3").shared
+        if read.block == "blocks.3" and read.ordinal in ordinals
+    )
+    for storage in block["storages"]:
+        storage.update(tier="TIER_PEER", device="peer-device")
+    plan = read_plan(raw, profile, 0)
+    assert set(plan.rerun["blocks.3"]) == ordinals - {shared.ordinal}
+    for storage in profile.block("blocks.3").storages:
+        waits = storage.is_input or storage.ordinal == shared.ordinal
+        assert plan.decisions["blocks.3", storage.ordinal].tier == (PEER if waits else KEEP)
+    block["policy"] = "POLICY_SAVE"
+    assert "blocks.3" not in read_plan(raw, profile, 0).rerun
 
 
 def test_a_profile_tells_what_a_second_run_needs_and_scales_it() -> None:

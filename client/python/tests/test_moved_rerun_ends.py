@@ -86,29 +86,30 @@ def test_bytes_are_flat_over_twenty_steps_and_all_slots_come_back(backend_name: 
     assert context.stats()["engine"].get("stash_bytes", 0) == 0
 
 
-@pytest.mark.parametrize("cast", [False, True], ids=["float32", "bfloat16"])
-def test_the_peak_is_what_runs_again_and_the_windows(cast: bool) -> None:
-    """Of autocast's casts too, which its cache would hold to the end of the run."""
+class Casts(Chain):
+    """Under an autocast of its own, whose cache would hold all casts to the end of the run."""
 
-    def loss_of(model: nn.Module) -> torch.Tensor:
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=cast):
-            return loss_on(model)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            return super().forward(x).float()
 
+
+@pytest.mark.parametrize("make", [Chain, Casts])
+def test_the_peak_is_what_runs_again_and_the_windows(make: Any) -> None:
     def peak_of(rule: Any) -> tuple[int, Any]:
         backend = FakeBackend(rule, stash_limit=0, prefetch_limit=0)
-        dtype = torch.bfloat16 if cast else None
-        context = session(stack(lambda: Chain()), sample(), rule, backend, dtype=dtype)
+        context = session(stack(make), sample(), rule, backend)
         with context as inside:
-            loss_of(inside).backward()
-            loss = loss_of(inside)
+            loss_on(inside).backward()
+            loss = loss_on(inside)
             kept = context.meter.reset_peak() and context.meter.current_bytes
             loss.backward()
-            return context.meter.peak_bytes - kept, context._profile.block("layers.0")
+            return context.meter.peak_bytes - kept, context._profile.block("layers.1")
 
     most, block = peak_of(all_moved)
-    one = sample().nbytes // (2 if cast else 1)
+    one = sample().nbytes // (2 if make is Casts else 1)
     own = sum(s.nbytes for s in block.storages if not s.is_input)
-    assert own == 16 * one * (2 if cast else 1)
+    assert own >= 16 * one
     # One tanh is there while the next one is made of it, and a cast while its product is.
     assert block.rerun_bytes == 2 * one
     window = 2 * one  # A reload in use, and one ahead of it.
@@ -224,7 +225,7 @@ class ReadsOften(torch.autograd.Function):
 def test_saved_tensors_read_again_and_again_take_their_slots_once() -> None:
     class Block(Custom):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.b(F.gelu(ReadsOften.apply(self.a(x))))
+            return x + self.b(F.gelu(ReadsOften.apply(torch.tanh(self.a(x)).sin().exp())))
 
     plain = steps(stack(Block))
     context = session(stack(Block), sample())
