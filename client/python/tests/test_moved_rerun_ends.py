@@ -225,7 +225,8 @@ class ReadsOften(torch.autograd.Function):
 def test_saved_tensors_read_again_and_again_take_their_slots_once() -> None:
     class Block(Custom):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.b(F.gelu(ReadsOften.apply(torch.tanh(self.a(x)).sin().exp())))
+            y = torch.tanh(self.a(x)).sin().exp().cos().tanh().sin().cos()  # Not read before it.
+            return x + self.b(F.gelu(ReadsOften.apply(y)))
 
     plain = steps(stack(Block))
     context = session(stack(Block), sample())
