@@ -173,6 +173,12 @@ class BlockInfo:
             "read_any_time": self.name == REST,
             "selective": [storage.to_wire() for storage in self.selective],
             "selective_base_s": self.selective_base_s,
+            **({"rerun_bytes": self.rerun_bytes} if self.rerun_bytes else {}),
+            **(
+                {"rerun_working_bytes": self.rerun_working_bytes}
+                if self.rerun_working_bytes
+                else {}
+            ),
         }
 
 

@@ -85,6 +85,9 @@ def test_a_profile_tells_what_a_second_run_needs_and_scales_it() -> None:
     block = profile.block("layers.1")
     assert block.rerun_bytes == 2 * sample().nbytes
     assert (block.rerun_working_bytes > 0) == (DEVICE.type == "cuda")
+    wire = block.to_wire(gradients_absent=False)
+    assert wire["rerun_bytes"] == block.rerun_bytes
+    assert wire.get("rerun_working_bytes", 0) == block.rerun_working_bytes
     again = hf.Profile.from_json(profile.to_json())
     assert again.block("layers.1") == block
     longer = profile.scaled((((4, *sample().shape[1:]), "float32"),))
