@@ -115,8 +115,7 @@ class Ordinals:
             if saved.number not in ordinals:
                 # What it finds in its surroundings has an ordinal in the block that saved it first,
                 # and may stand in a ledger that is not at hand here: the size tells.
-                decision = plan.decisions.get((self._block, following))
-                fits = decision is not None and decision.nbytes == storage.nbytes()
+                fits = plan.lookup(self._block, following, storage.nbytes()) is not None
                 ordinals[saved.number] = -1 if is_old and not fits else following
                 following += fits or not is_old
             if is_old or ordinals[saved.number] < 0:
