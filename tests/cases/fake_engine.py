@@ -145,8 +145,9 @@ class FakeEngine:
 
 
 class FakeBackend:
-    """Plans by a rule: for each block and storage "keep", "peer", "host", "recompute", or
-    "selective" with the tier of the operators' outputs ("selective:host")."""
+    """Plans by a rule: for each block and storage "keep", "peer", "host", "recompute" (or with the
+    tier in which it waits once it was made again, "recompute:host"), or "selective" with the tier
+    of the operators' outputs ("selective:host")."""
 
     gpu = "SIM-test-0"
     plans_once = False
@@ -178,10 +179,11 @@ class FakeBackend:
                     if selected and not block["not_recomputable"]:
                         policy = "POLICY_SELECTIVE"
                     tier = "recompute"
-                if tier == "recompute" and policy == "POLICY_SAVE":
+                again, _, word = tier.partition(":")
+                if again == "recompute" and policy == "POLICY_SAVE":
                     policy = "POLICY_SAVE" if block["not_recomputable"] else "POLICY_RECOMPUTE"
-                if tier == "recompute":
-                    tier = "peer" if storage["is_input"] else "keep"
+                if again == "recompute":
+                    tier = "peer" if storage["is_input"] else word or "keep"
                 if storage["unmovable"] or options.get("no_lenders"):
                     tier = "keep"
                 storages.append(

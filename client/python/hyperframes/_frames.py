@@ -264,6 +264,12 @@ class Origin(Protocol):
     entry: Any  # A weak reference to the frame entry, owned here.
 
 
+class Borrower(Protocol):
+    """Holds a moved storage for one backward only, and can make it again."""
+
+    def let_go(self) -> None: ...
+
+
 class FrameStore:
     """The moved storages of one session, their sources under way, and their reload buffers."""
 
@@ -274,8 +280,11 @@ class FrameStore:
         self.stash: dict[int, torch.Tensor] = {}
         self.sources: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
         self.failed_drops = 0
+        self.closed = False
         self.held: dict[str, int] = {}  # As the last backward found it when it began.
         self.holding: weakref.WeakSet[Entry] = weakref.WeakSet()
+        # What a recomputation put away, for the backward that runs.
+        self.borrowed: weakref.WeakSet[Borrower] = weakref.WeakSet()
         self._reader = ""
         self._watching = False
         self._entries: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
@@ -354,6 +363,8 @@ class FrameStore:
 
     def start_prefetches(self) -> None:
         """Starts the reloads that the engine finds due."""
+        if self.closed:
+            return
         self.release_sources()
         for handle, _ in self.engine.next_to_prefetch():
             entry = self._entries.get(handle)
@@ -389,8 +400,16 @@ class FrameStore:
         """Bytes of the storages that wait elsewhere now."""
         return sum(entry.nbytes for entry in list(self._entries.values()))
 
+    def close(self) -> None:
+        """Gives the leases back. What ran forward before may still ask for its backward."""
+        self.closed = True
+        self.engine.close()
+        self.stash.clear()
+
     def quiesce(self) -> bool:
         """A quiescent point. False: frames are still alive, nothing was done."""
+        for borrower in list(self.borrowed):  # Left over by a backward that failed.
+            borrower.let_go()
         if self.live:
             return False
         self.release_sources(0)

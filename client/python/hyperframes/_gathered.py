@@ -19,6 +19,16 @@ def gathers_weights(module: nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
+def gathers_inside(module: nn.Module) -> bool:
+    """Calls of it from outside include calls of FSDP's hooks."""
+    from ._compiled import call_attribute
+
+    return any(
+        gathers_weights(part) and (part is not module or call_attribute(module) != "forward")
+        for part in module.modules()
+    )
+
+
 def watch_gathered(model: nn.Module, add: Callable[[nn.Module], Any]) -> Callable[[], None]:
     """Calls ``add(part)`` whenever FSDP2 has gathered the weights of a part of the model.
 

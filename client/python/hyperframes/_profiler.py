@@ -26,13 +26,14 @@ from ._block_runs import (
     time_backward,
 )
 from ._blocks import LOSS, REST, Ledger, Record, discover_blocks, stays_reason
-from ._compiled import call_attribute, replaced_call
+from ._compiled import replaced_call
 from ._copy_costs import CopyCosts
 from ._frames import describe_tensor
-from ._gathered import gathers_weights, sharded_as_before, watch_gathered
+from ._gathered import gathers_inside, gathers_weights, sharded_as_before, watch_gathered
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
 from ._measure_operators import CompiledWatch, measure_operators
+from ._measure_rerun import measure_rerun
 from ._meter import ParameterStorages, passing_hooks
 from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
 from ._progress import progress
@@ -334,6 +335,7 @@ class _Run:
             elif module is not None and not result.keep_reason:
                 again = functools.partial(fresh_arguments, leaves, spec)
                 measure_operators(result, module, forward, again, self.device)
+                measure_rerun(result, module, forward, again, self._ledger, self._parameters)
             self.costs.look(result, module, forward, leaves, spec, outputs)
             restore_buffers(buffers)
         finally:
@@ -402,7 +404,7 @@ class _Run:
         if base >= 0:
             peak = torch.cuda.max_memory_allocated(self.device) - base
             info.transient_bytes = max(0, peak - sum(nbytes for _, nbytes in own))
-        if module is not None and _gathers_inside(module):
+        if module is not None and gathers_inside(module):
             # A backward of this block alone would tell FSDP that the whole model's has ended.
             info.backward_s = _BACKWARD_PER_FORWARD * info.forward_s
         else:
@@ -459,14 +461,6 @@ class _Run:
                     unmovable_reason=self._stays(leaf),
                     **describe_tensor(leaf),
                 )
-
-
-def _gathers_inside(module: nn.Module) -> bool:
-    """What is measured includes calls of FSDP's hooks."""
-    return any(
-        gathers_weights(part) and (part is not module or call_attribute(module) != "forward")
-        for part in module.modules()
-    )
 
 
 def _merged(runs: list[BlockInfo]) -> BlockInfo:

@@ -60,7 +60,7 @@ class Surroundings:
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in dict.fromkeys((device.type, "cpu"))
         ]
-        self._cache = torch.is_autocast_cache_enabled()
+        self.caches_casts = torch.is_autocast_cache_enabled()
         self._training = [(part, part.training) for part in module.modules()]
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class Surroundings:
                     part.training = flag
                 for kind, enabled, dtype in self._autocast:
                     stack.enter_context(
-                        torch.autocast(kind, dtype, enabled, cache_enabled=self._cache)
+                        torch.autocast(kind, dtype, enabled, cache_enabled=self.caches_casts)
                     )
                 yield
             finally:
@@ -120,7 +120,7 @@ class _Holder:
         return self.frame.tensor(self)
 
 
-class _Collected:
+class Collected:
     """A recomputed tensor: held until backward takes it, known afterwards while it lives."""
 
     __slots__ = ("storage", "tensor", "version", "view")
@@ -144,6 +144,11 @@ class _Collected:
         return tensor
 
 
+# Keeps the tensor of this index where backward wants it (else only looks at it); returns what the
+# second run's own graph holds for it.
+Hold = Callable[[int, torch.Tensor, bool], Any]
+
+
 class RecomputeFrame:
     """One call of one recomputed block."""
 
@@ -164,7 +169,7 @@ class RecomputeFrame:
         self._surroundings = Surroundings(module, device)
         # The graph of the first forward holds holders, holders hold this; never the other way.
         self._holders: list[weakref.ref[_Holder]] = []
-        self._tasks: dict[int, dict[int, _Collected]] = {}
+        self._tasks: dict[int, dict[int, Collected]] = {}
         self._state = [
             (part, tensor, tensor._version)
             for part, tensor in (*module.named_parameters(), *module.named_buffers())
@@ -192,31 +197,43 @@ class RecomputeFrame:
         """The recomputed tensor for ``holder``; runs the block where this graph task has not."""
         task = torch._C._current_graph_task_id()
         collected = self._tasks.get(task) if task != -1 else None
-        found = collected[holder.index].take() if collected is not None else None
+        found = collected[holder.index].take() if collected else None
         if found is None:
             # Also when it was consumed before and its memory is gone: saved_tensors read twice.
+            if collected is not None:
+                self._let_go(collected)
             collected = self._recompute(holder)
             found = collected[holder.index].take()
             if task != -1:
                 self._remember(task, collected)
+            else:
+                self._let_go(collected)
         assert found is not None
         return found
 
-    def _remember(self, task: int, collected: dict[int, _Collected]) -> None:
+    def _remember(self, task: int, collected: dict[int, Collected]) -> None:
         known = task in self._tasks
         self._tasks[task] = collected
         while len(self._tasks) > _KEPT_TASKS:
-            del self._tasks[next(iter(self._tasks))]
+            self._let_go(self._tasks.pop(next(iter(self._tasks))))
         if not known:
             # What this backward does not consume must not wait for the frame's death.
-            me = weakref.ref(self)
+            torch.autograd.Variable._execution_engine.queue_callback(self._forgetting(task))
 
-            def forget() -> None:
-                frame = me()
-                if frame is not None:
-                    frame._tasks.pop(task, None)
+    def _forgetting(self, task: int) -> Callable[[], None]:
+        """To be called when the graph task ends, whether the frame lives or not."""
+        me = weakref.ref(self)
 
-            torch.autograd.Variable._execution_engine.queue_callback(forget)
+        def forget() -> None:
+            frame = me()
+            if frame is not None and task in frame._tasks:
+                frame._let_go(frame._tasks.pop(task))
+
+        return forget
+
+    def _let_go(self, collected: dict[int, Collected]) -> None:
+        """Backward will not ask for them."""
+        collected.clear()
 
     def _inputs(self) -> tuple[Any, Any]:
         leaves = list(self._leaves)
@@ -245,44 +262,63 @@ class RecomputeFrame:
                     "backward, or keep this plan from recomputing with forbid=['recompute']."
                 )
 
-    def _recompute(self, asked: _Holder) -> dict[int, _Collected]:
+    def _recompute(self, asked: _Holder) -> dict[int, Collected]:
         self._check_state()
         start = time.perf_counter_ns()
-        collected: dict[int, _Collected] = {}
+        collected: dict[int, Collected] = {}
         expected = len(self._holders)
         counter = 0
 
-        def collect(tensor: torch.Tensor) -> torch.Tensor:
+        def collect(tensor: torch.Tensor) -> Any:
             nonlocal counter
             index, counter = counter, counter + 1
-            if index < expected:
-                holder = self._holders[index]()
-                if holder is not None:
-                    self._compare(holder, tensor)
-                    collected[index] = _Collected(tensor)
-                    if tensor.layout is torch.strided and tensor.device == self._device:
-                        observe_everywhere(tensor.untyped_storage())
+            holder = self._holders[index]() if index < expected else None
+            if holder is not None:
+                self._compare(holder, tensor)
+            held = hold(index, tensor, holder is not None)
             if counter == expected:
                 raise EnoughError
-            return tensor.detach()
+            return held
 
-        with self._surroundings.replayed(), torch.enable_grad():
-            args, kwargs = self._inputs()
-            self._again(collect, args, kwargs)
-        if counter != expected:
-            raise RecomputeMismatch(
-                f"Block {self.name} saved {expected} tensors in forward and {counter} when it was "
-                "recomputed: it depends on state that is not replayed. Keep it from being "
-                "recomputed with forbid=['recompute'], or make its forward repeatable."
-            )
+        try:
+            with self._surroundings.replayed(), torch.enable_grad():
+                args, kwargs = self._inputs()
+                hold = self._holding(collected)
+                self._again(collect, args, kwargs)
+            if counter != expected:
+                raise RecomputeMismatch(
+                    f"Block {self.name} saved {expected} tensors in forward and {counter} when it "
+                    "was recomputed: it depends on state that is not replayed. Keep it from being "
+                    "recomputed with forbid=['recompute'], or make its forward repeatable."
+                )
+        except BaseException:
+            self._let_go(collected)  # The traceback holds it.
+            raise
         assert asked.index in collected
         self._on_recompute(self.name, time.perf_counter_ns() - start)
         return collected
 
+    def _holding(self, collected: dict[int, Collected]) -> Hold:
+        """For one run again: what fills ``collected``."""
+
+        def hold(index: int, tensor: torch.Tensor, wanted: bool) -> Any:
+            if wanted:
+                collected[index] = Collected(tensor)
+                if tensor.layout is torch.strided and tensor.device == self._device:
+                    observe_everywhere(tensor.untyped_storage())
+            return tensor.detach()
+
+        return hold
+
     def _again(self, collect: Callable[[torch.Tensor], Any], args: Any, kwargs: Any) -> None:
         """Runs the forward until ``collect`` has had enough."""
-        with contextlib.suppress(EnoughError), passing_hooks(collect, lambda saved: saved):
+        with contextlib.suppress(EnoughError), passing_hooks(collect, self._held):
             self._forward(*args, **kwargs)
+
+    @staticmethod
+    def _held(held: Any) -> torch.Tensor:
+        """For a backward inside the block's forward: the tensor of what ``hold`` returned."""
+        return held  # type: ignore[no-any-return]
 
     def _compare(self, holder: _Holder, tensor: torch.Tensor) -> None:
         view = holder.view

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from ._frames import FrameStore
 from ._inflight import ForwardToken
+from ._meter import ParameterStorages
 from ._recompute import RecomputeFrame
+from ._rerun import Elsewhere, MovedFrame, Seen
 from ._selective import Catching, SelectiveCounts, SelectiveFrame, Shelf
 from .plan import Plan
 
@@ -25,12 +27,17 @@ class Replays:
         self._blocks = 0
         self._selective_blocks = 0
         self._selective = SelectiveCounts()
+        self._moved = [0, 0]  # Storages and bytes.
+        # Of the forward that runs: what blocks saved that will put it away when they run again.
+        self._seen: tuple[weakref.ref[ForwardToken] | None, Seen] = None, Seen()
 
     def counts(self) -> dict[str, Any]:
         """For stats(): blocks that ran again, and of those the selective ones."""
         outputs = dataclasses.asdict(self._selective)
         return {
             "recomputed_blocks": self._blocks,
+            "rerun_moved_storages": self._moved[0],
+            "rerun_moved_bytes": self._moved[1],
             "selective_blocks": self._selective_blocks,
             "selective_recompute_s": self._selective_ns / 1e9,
             **{f"selective_{name}": value for name, value in outputs.items()},
@@ -39,6 +46,17 @@ class Replays:
     def _count(self, name: str, nanoseconds: int) -> None:
         self.recompute_ns[name] = self.recompute_ns.get(name, 0) + nanoseconds
         self._blocks += 1
+
+    def _count_moved(self, nbytes: int) -> None:
+        self._moved[0] += 1
+        self._moved[1] += nbytes
+
+    def _seen_in(self, token: ForwardToken | None) -> Seen:
+        of, seen = self._seen
+        if token is None or of is None or of() is not token:
+            seen = Seen()
+            self._seen = weakref.ref(token) if token is not None else None, seen
+        return seen
 
     def _count_selective(self, name: str, nanoseconds: int) -> None:
         self._count(name, nanoseconds)
@@ -52,21 +70,29 @@ class Replays:
         forward: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        *,
         plan: Plan,
+        *,
         store: FrameStore,
         micro_batch: int,
         token: ForwardToken | None,
-        device: torch.device,
+        parameters: ParameterStorages,
     ) -> Any:
         """The block's forward under a frame of its policy."""
+        device = store.device
         choices = plan.selected.get(key)
-        if not choices:
-            frame = RecomputeFrame(key, module, forward, args, kwargs, device, self._count)
-            return frame.run(args, kwargs)
-        shelf = Shelf(store, device, micro_batch, plan.index[key], token)
-        selective = SelectiveFrame(
-            key, module, forward, args, kwargs, device, self._count_selective,
-            Catching(key, choices, shelf, self._selective), self._selective,
-        )  # fmt: skip
-        return selective.run(args, kwargs)
+        if choices:
+            shelf = Shelf(store, device, micro_batch, plan.index[key], token)
+            selective = SelectiveFrame(
+                key, module, forward, args, kwargs, device, self._count_selective,
+                Catching(key, choices, shelf, self._selective), self._selective,
+            )  # fmt: skip
+            return selective.run(args, kwargs)
+        if key in plan.rerun:
+            seen = self._seen_in(token)
+            elsewhere = Elsewhere(store, plan, micro_batch, parameters, seen, self._count_moved)
+            moved = MovedFrame(
+                key, module, forward, args, kwargs, device, self._count, elsewhere
+            )  # fmt: skip
+            return moved.run(args, kwargs)
+        frame = RecomputeFrame(key, module, forward, args, kwargs, device, self._count)
+        return frame.run(args, kwargs)

@@ -54,6 +54,7 @@ def summarize(
         "collectives": verdict(),
         "engine": dict(engine),
         **counts,
+        "rerun_moved_bytes": counts.get("rerun_moved_bytes", 0) // steps,
     }
 
 

@@ -164,7 +164,7 @@ class Session:
         else:
             store.quiesce()
             self._last_engine_stats = store.engine.stats()
-            store.engine.close()
+            store.close()
 
     def _let_go(self) -> None:
         """hf.stats() finds this object for as long as the model lives: were the model held from
@@ -227,8 +227,8 @@ class Session:
             assert self._plan is not None
             assert self._store is not None
             output = self._replays.run(
-                call.key, module, original, args, kwargs, plan=self._plan, store=self._store,
-                micro_batch=self._micro_batch, token=self._in_flight.token, device=self._device,
+                call.key, module, original, args, kwargs, self._plan, micro_batch=self._micro_batch,
+                store=self._store, token=self._in_flight.token, parameters=self._parameters,
             )  # fmt: skip
             self._ledger.left_to_others(call.key, output, self._plan.outputs.get(call.key, ()))
             return output
@@ -270,7 +270,7 @@ class Session:
         needs = self._plan.lease_needs()
         short = any(size > self._leased.get(device, 0) for device, size in needs.items())
         if short and not self._backend.plans_once:
-            self._store.engine.close()
+            self._store.close()
             self._open_engine()
         self._store.engine.set_limits(*self._plan.copy_limits)
 
@@ -281,7 +281,7 @@ class Session:
         lease = self._store.engine.take_revocation()
         if lease is None:
             return
-        self._store.engine.close()
+        self._store.close()
         self._book.drop_lenders()
         self._plan = self._book.current(self._signature)
         self._open_engine()
@@ -481,8 +481,8 @@ class Session:
         ``peer_bytes``, ``host_bytes`` and ``recomputed_bytes`` are per step as planned and moved;
         ``held_elsewhere_bytes`` were moved and not freed, for other code keeps them; ``leases``
         says who lends, on which node; ``collectives`` what the pre-flight of several ranks found.
-        ``selective_*``: blocks run again in part, operators' outputs handed back, and those that
-        were not (stale, diverged, unlike_profile).
+        ``selective_*``: blocks run again in part, outputs handed back, and those that were not
+        (stale, diverged, unlike_profile). ``rerun_moved_bytes``, per step: made again, then moved.
         """
         if self._off:
             return {"mode": "off"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,6 +55,8 @@ class Plan:
         exact: False when it was scaled from another input shape.
         raw: the FramePlan as the planner wrote it.
         inputs: (block, ordinal) of the blocks' own inputs: they wait under RECOMPUTE too.
+        rerun: under RECOMPUTE, by block and ordinal, where storages wait in backward once the block
+            made them again. Nothing of them is held before: ``decisions`` keeps them.
         selected: under SELECTIVE, by block and the operator's position, whose outputs are saved.
     """
 
@@ -66,6 +68,7 @@ class Plan:
     exact: bool = True
     reasons: dict[str, str] = field(default_factory=dict)
     inputs: frozenset[tuple[str, int]] = frozenset()
+    rerun: dict[str, dict[int, Decision]] = field(default_factory=dict)
     selected: dict[str, dict[int, Choice]] = field(default_factory=dict)
     # Of blocks that run again: index among outputs and ordinal of what they leave to others.
     outputs: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -103,7 +106,13 @@ class Plan:
 
     def lookup(self, block: str, ordinal: int, nbytes: int) -> Decision | None:
         """The decision for a storage, when it is the one that was planned."""
-        found = self.decisions.get((block, ordinal))
+        return self._as_planned(self.decisions.get((block, ordinal)), nbytes)
+
+    def lookup_again(self, block: str, ordinal: int, nbytes: int) -> Decision | None:
+        """Where a storage waits that a recomputed block makes again; None: it stays."""
+        return self._as_planned(self.rerun.get(block, {}).get(ordinal), nbytes)
+
+    def _as_planned(self, found: Decision | None, nbytes: int) -> Decision | None:
         if found is None or found.nbytes == nbytes:
             return found
         if not self.exact and nbytes <= found.nbytes * SCALED_TOLERANCE:
@@ -142,8 +151,21 @@ class Plan:
             lines.append(
                 f"{block:<24} {word:<9} {size(waiting[KEEP]):>10} {size(waiting[PEER]):>10}"
                 f" {size(waiting[HOST]):>10} {size(again):>10}  {self.reasons[block]}"
+                f"{self._moved_again(block)}"
             )
         return "\n".join(lines)
+
+    def _moved_again(self, block: str) -> str:
+        """What the columns cannot say: part of what is made again waits elsewhere after that."""
+        moved = {PEER: 0, HOST: 0}
+        for decision in self.rerun.get(block, {}).values():
+            moved[decision.tier] += decision.nbytes
+        parts = [
+            f"{_native.format_bytes(nbytes)} {where}"
+            for nbytes, where in ((moved[PEER], "on peers"), (moved[HOST], "in host memory"))
+            if nbytes
+        ]
+        return f"; made again, {' and '.join(parts)} until backward reads it" if parts else ""
 
 
 def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
@@ -163,6 +185,12 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
         for storage in block.storages
         if storage.is_input
     )
+    others_read = {
+        (block.name, read.ordinal)
+        for block in profile.blocks
+        for read in block.shared
+        if read.block == block.name
+    }
     outputs = {block.name: block.outputs for block in profile.blocks}
     plan = Plan({}, {}, {}, raw, mine, exact=profile.exact, inputs=inputs)
     plan.copy_slowdowns = profile.copy_slowdowns
@@ -186,7 +214,18 @@ def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:
                 int(storage.get("preferred_offset", -1)),
                 sizes.get((name, ordinal), -1),
             )
+        if plan.policies[name] == RECOMPUTE:
+            _read_rerun(plan, name, others_read)
     return plan
+
+
+def _read_rerun(plan: Plan, name: str, others_read: Set[tuple[str, int]]) -> None:
+    """What others read of it waits from forward on, as inputs do; the rest is made again first."""
+    for (block, ordinal), decision in list(plan.decisions.items()):
+        key = block, ordinal
+        if block == name and decision.tier != KEEP and key not in plan.inputs | others_read:
+            plan.rerun.setdefault(name, {})[ordinal] = decision
+            plan.decisions[key] = decision._replace(tier=KEEP, device="", preferred_offset=-1)
 
 
 def _read_selected(plan: Plan, profile: Profile, name: str, selected: Any) -> None:

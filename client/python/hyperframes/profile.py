@@ -148,6 +148,10 @@ class BlockInfo:
     selective: list[SelectiveStorage] = field(default_factory=list)
     selective_base_s: float = 0.0
     selective_reason: str = ""
+    # When it runs again and nobody holds what it saves: most bytes of its own storages alive at
+    # once, and on CUDA the allocator's peak beyond the start. 0: unknown.
+    rerun_bytes: int = 0
+    rerun_working_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -169,6 +173,12 @@ class BlockInfo:
             "read_any_time": self.name == REST,
             "selective": [storage.to_wire() for storage in self.selective],
             "selective_base_s": self.selective_base_s,
+            **({"rerun_bytes": self.rerun_bytes} if self.rerun_bytes else {}),
+            **(
+                {"rerun_working_bytes": self.rerun_working_bytes}
+                if self.rerun_working_bytes
+                else {}
+            ),
         }
 
 
@@ -278,6 +288,8 @@ class Profile:
                     forward_s=block.forward_s * ratio,
                     backward_s=block.backward_s * ratio,
                     transient_bytes=round(block.transient_bytes * most),
+                    rerun_bytes=round(block.rerun_bytes * most),
+                    rerun_working_bytes=round(block.rerun_working_bytes * most),
                     phases=[
                         PhaseInfo(
                             phase.reads,
