@@ -151,21 +151,8 @@ class Plan:
             lines.append(
                 f"{block:<24} {word:<9} {size(waiting[KEEP]):>10} {size(waiting[PEER]):>10}"
                 f" {size(waiting[HOST]):>10} {size(again):>10}  {self.reasons[block]}"
-                f"{self._moved_again(block)}"
             )
         return "\n".join(lines)
-
-    def _moved_again(self, block: str) -> str:
-        """What the columns cannot say: part of what is made again waits elsewhere after that."""
-        moved = {PEER: 0, HOST: 0}
-        for decision in self.rerun.get(block, {}).values():
-            moved[decision.tier] += decision.nbytes
-        parts = [
-            f"{_native.format_bytes(nbytes)} {where}"
-            for nbytes, where in ((moved[PEER], "on peers"), (moved[HOST], "in host memory"))
-            if nbytes
-        ]
-        return f"; made again, {' and '.join(parts)} until backward reads it" if parts else ""
 
 
 def read_plan(raw: dict[str, Any], profile: Profile, rank: int) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,28 @@ def test_the_measured_peak_stays_under_every_budget(plain: Any, profile: hf.Prof
         assert context.stats()["unplanned_storages"] == 0
         before = max(before, peak)
     assert before == most  # With everything allowed, everything stays.
+
+
+def test_below_what_a_block_leaves_that_waits_elsewhere_too(
+    plain: Any, profile: hf.Profile
+) -> None:
+    """The budget is less than one block's own activations and the windows."""
+    budget = smallest(profile)
+    seen, context = run(profile, activation_budget=budget, verify=True)
+    assert_same(plain, seen)
+    stats = context.stats()
+    assert 0 < stats["activation_peak"] <= budget
+    assert stats["rerun_moved_bytes"] > 0
+    assert stats["peer_bytes"] + stats["host_bytes"] >= stats["rerun_moved_bytes"]
+    assert "run again, it puts away" in context.explain()
+    unknown = dataclasses.replace(
+        profile,
+        blocks=[
+            dataclasses.replace(block, rerun_bytes=0, rerun_working_bytes=0)
+            for block in profile.blocks
+        ],
+    )
+    assert smallest(unknown) > budget
 
 
 @pytest.mark.parametrize(
