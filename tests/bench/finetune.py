@@ -147,6 +147,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--hidden", type=int, default=4096)
     flag("--heads", type=int, default=32)
     flag("--cap", default="40GiB", help="of every GPU, for the part longest")
+    flag("--lend", default="", help="of every lender, for the part longest; default: --cap")
     flag("--own-share", type=float, default=0.2, help="of activations, for the part article")
     flag("--alike", type=int, default=0, help="blocks that are profiled; the rest are as these")
     flag("--trials", type=int, default=5, help="most of a mode, for the part longest")
@@ -159,6 +160,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         args.layers, args.hidden, args.heads = 3, 64, 4
         args.compile_backend = "aot_eager"
     args.cap = _native.parse_bytes(args.cap)
+    args.lend = _native.parse_bytes(args.lend) if args.lend else args.cap
     return args
 
 
@@ -178,7 +180,7 @@ def run_article_part(args: argparse.Namespace, workload: FineTune) -> None:
 
 def run_longest_part(args: argparse.Namespace, workload: FineTune) -> None:
     search = longest.Search(
-        workload, args.device, cap=args.cap, patience_s=args.patience,
+        workload, args.device, cap=args.cap, lend=args.lend, patience_s=args.patience,
         make=lambda: make_modes(args, workload), say=say, trials=args.trials, until=args.until,
     )  # fmt: skip
     for mode in args.modes or ["checkpoint", "checkpoint_inputs_on_host", "peer"]:

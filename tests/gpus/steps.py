@@ -17,6 +17,7 @@ LONGEST = ("--part", "longest", "--alike", "3", "--patience", "240")
 # Steps that one GPU seen as two can take: they count bytes and compare bits. No step of times.
 TWIN = frozenset({
     "lending", "conformance", "chaos", "agent_lending", "peer_64k", "peer_128k", "longest_peer",
+    "longest_peer_two",
     "cluster", "cases_on_gpus", "train", "train_200", "memcheck",
 })  # fmt: skip
 MUCH_TWIN_MEMORY = (("HYPERFRAMES_TWIN_BYTES", str(80 << 30)),)  # Read where there is a twin.
@@ -90,6 +91,9 @@ STEPS = (
         400, 2, "finetune.json, on the second GPU", 190, (("CUDA_VISIBLE_DEVICES", "1"),),
     ),
     # One trial that trains is enough: it is compared with the longest of the others.
+    Step("longest_peer_two", (*FINETUNE, *LONGEST, "--modes", "peer", "--lend", "64GiB",
+                              "--patience", "400", "--seconds", "100"), 480, 2,
+         "longest_peer where one lender stands for two", 150),
     Step("longest_peer", (*FINETUNE, *LONGEST, "--modes", "peer", "--seconds", "100"), 400, 2,
          "finetune.json, every GPU capped", 130),
     Step(

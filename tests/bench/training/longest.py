@@ -33,7 +33,8 @@ class Search:
     """Trials of one mode after another.
 
     Args:
-        cap: bytes that this process may allocate on its GPU, and the most that every lender lends.
+        cap: bytes that this process may allocate on its GPU.
+        lend: the most that every lender lends; None: as much. More than that stands for several.
         make: the modes at the workload's present length.
         trials: most of a mode.
         until: no new trial after that, on the monotonic clock.
@@ -45,6 +46,7 @@ class Search:
         device: torch.device,
         *,
         cap: int,
+        lend: int | None = None,
         patience_s: float,
         make: Callable[[], Modes],
         say: Callable[[str], None],
@@ -54,11 +56,14 @@ class Search:
         self._workload, self._device = workload, device
         self._trials, self._until = trials, until
         self._cap, self._patience, self._make, self._say = cap, patience_s, make, say
+        self._lend = cap if lend is None else lend
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
             # A lender's free memory less the reserve is what it lends.
-            os.environ["HYPERFRAMES_RESERVE_BYTES"] = str(max(0, twin.lender_bytes(total) - cap))
+            os.environ["HYPERFRAMES_RESERVE_BYTES"] = str(
+                max(0, twin.lender_bytes(total) - self._lend)
+            )
 
     def trial(self, mode: str, length: int) -> dict[str, Any]:
         """One step at that length; a row."""
@@ -69,6 +74,8 @@ class Search:
         }  # fmt: skip
         if "peer" in HYPER.get(mode, ()):
             row["lenders"] = 0
+        if row["lenders"]:
+            row["lend_bytes"] = self._lend
         self._workload.set_length(length)
         meter = Meter(self._workload, self._device, warms=False)
         try:
