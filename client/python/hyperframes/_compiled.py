@@ -67,19 +67,19 @@ def around_compiled(
     module: nn.Module,
     before: Callable[[nn.Module, Any, Any], None],
     after: Callable[[nn.Module], None],
-) -> Callable[[], None]:
-    """Calls ``before(module, args, kwargs)`` and ``after(module)`` around each call of a compiled
-    module, outside of what is traced; ``after`` also when it raises. Returns what undoes it."""
-    original = getattr(module, call_attribute(module))
+    forward: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Calls ``before(module, args, kwargs)`` and ``after(module)`` around each call of ``forward``,
+    which calls what is compiled: outside of what is traced. ``after`` also when it raises."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before(module, args, kwargs)
         try:
-            return original(*args, **kwargs)
+            return forward(*args, **kwargs)
         finally:
             after(module)
 
-    return replace_call(module, call)
+    return call
 
 
 def refuse_while_traced(what: str) -> None:

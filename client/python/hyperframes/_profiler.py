@@ -22,6 +22,7 @@ from ._frames import describe_tensor
 from ._gathered import gathers_weights, sharded_as_before, watch_gathered
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
+from ._measure_compiled import why_compiled_kept
 from ._measure_operators import CompiledWatch, measure_operators
 from ._meter import ParameterStorages, passing_hooks
 from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
@@ -312,12 +313,17 @@ class _Run:
                 runs.append(info)
                 outputs.append(output)
             result = _merged(runs)
-            why = keep_reason or result.keep_reason or self._why_kept(module, outputs)
-            result.keep_reason = why
-            if compiled is not None and compiled.seen:
+            result.keep_reason = keep_reason or result.keep_reason or _why_kept(outputs)
+            again = functools.partial(fresh_arguments, leaves, spec)
+            if module is not None and is_compiled(module):
+                result.selective_reason = "it is compiled"
+                if not result.keep_reason:
+                    why = why_compiled_kept(result.name, module, forward, again, self.device)
+                    result.keep_reason = why
+                _restore_buffers(buffers)
+            elif compiled is not None and compiled.seen:
                 result.selective_reason = "it runs compiled code"
             elif module is not None and not result.keep_reason:
-                again = functools.partial(fresh_arguments, leaves, spec)
                 measure_operators(result, module, forward, again, self.device)
                 _restore_buffers(buffers)
         finally:
@@ -336,13 +342,6 @@ class _Run:
     def _may_communicate(module: nn.Module | None) -> bool:
         # A dispatch mode would make Dynamo give up on a compiled block for good.
         return module is not None and world_size() > 1 and not is_compiled(module)
-
-    def _why_kept(self, module: nn.Module | None, outputs: list[Any]) -> str:
-        if module is not None and is_compiled(module):
-            return "compiled"
-        if not _same(outputs[0], outputs[1]):
-            return "two runs from one random state differ"
-        return ""
 
     def _once(
         self,
@@ -478,6 +477,10 @@ def _same(first: Any, second: Any) -> bool:
         for x, y in zip(a, b, strict=True)
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
     )
+
+
+def _why_kept(outputs: list[Any]) -> str:
+    return "" if _same(outputs[0], outputs[1]) else "two runs from one random state differ"
 
 
 def _merged(runs: list[BlockInfo]) -> BlockInfo:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._compiled import is_compiled
+from ._compiled_replay import CompiledFrame
 from ._frames import FrameStore
 from ._inflight import ForwardToken
 from ._recompute import RecomputeFrame
@@ -62,7 +64,8 @@ class Replays:
         """The block's forward under a frame of its policy."""
         choices = plan.selected.get(key)
         if not choices:
-            frame = RecomputeFrame(key, module, forward, args, kwargs, device, self._count)
+            kind = CompiledFrame if is_compiled(module) else RecomputeFrame
+            frame = kind(key, module, forward, args, kwargs, device, self._count)
             return frame.run(args, kwargs)
         shelf = Shelf(store, device, micro_batch, plan.index[key], token)
         selective = SelectiveFrame(
