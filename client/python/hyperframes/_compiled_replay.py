@@ -49,8 +49,21 @@ def codes_of(output: Any, given: Any) -> Codes:
     return tuple(found)
 
 
+def keep_random_states(codes: Codes) -> bool:
+    """What they draw comes from generators of their own, which nothing puts back for a second run.
+    (Where a compiled backward draws again what its forward drew, on CUDA.)"""
+    metadata = [getattr(code, "metadata", None) for code in codes]
+    return any(getattr(one, "num_graphsafe_rng_states", 0) for one in metadata)
+
+
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _untraced(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """A block in several pieces is compiled with whatever runs between them, hooks too."""
+    untraced: Callable[[torch.Tensor], Any] = torch._dynamo.disable(hook)  # type: ignore[no-untyped-call]
+    return untraced
 
 
 class CompiledFrame(RecomputeFrame):
@@ -68,6 +81,7 @@ class CompiledFrame(RecomputeFrame):
     ) -> None:
         super().__init__(name, module, forward, args, kwargs, device, on_recompute)
         self.codes: Codes = ()
+        self._threads = torch.get_num_threads()  # Dynamo guards it; backward has its own threads.
         leaves = _pytree.tree_leaves((args, kwargs))
         first = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
         self._same = [first[id(leaf)] for leaf in leaves]
@@ -76,8 +90,7 @@ class CompiledFrame(RecomputeFrame):
         }
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        # A block in several pieces is compiled with whatever runs between them, hooks too.
-        with passing_hooks(torch._dynamo.disable(self._pack), unpack_holder):
+        with passing_hooks(_untraced(self._pack), unpack_holder):
             output = self._forward(*args, **kwargs)
         self.codes = codes_of(output, (args, kwargs))
         return output
@@ -107,9 +120,17 @@ class CompiledFrame(RecomputeFrame):
                     pass
             return tensor.detach()
 
-        with passing_hooks(torch._dynamo.disable(collect_all), lambda saved: saved):
-            output = self._forward(*args, **kwargs)
-        if counter > expected or codes_of(output, (args, kwargs)) != self.codes:
+        threads = torch.get_num_threads()
+        try:
+            if threads != self._threads:
+                torch.set_num_threads(self._threads)
+            with passing_hooks(_untraced(collect_all), lambda saved: saved):
+                output = self._forward(*args, **kwargs)
+        finally:
+            if threads != self._threads:
+                torch.set_num_threads(threads)
+        same = codes_of(output, (args, kwargs)) == self.codes
+        if not same or counter > expected or keep_random_states(self.codes):
             raise RecomputeMismatch(
                 f"Block {self.name} ran other compiled code when it was recomputed than in "
                 f"forward ({counter} saved tensors, {expected} in forward): it was compiled again "

@@ -11,22 +11,25 @@ from torch import nn
 from torch.utils import _pytree
 
 from ._block_runs import time_backward
-from ._compiled_replay import CompiledFrame
+from ._compiled_replay import CompiledFrame, keep_random_states
 from ._gathered import gathers_weights
+from ._group import collectives_issued, world_size
 from ._measure_operators import fingerprint
 from ._preserve import RandomStates
+from .profile import BlockInfo
 
 _LONGEST_REASON = 200
+_DIFFERS = "two runs from one random state differ"
 
 
-def why_compiled_kept(
-    name: str,
+def measure_compiled(
+    info: BlockInfo,
     module: nn.Module,
     forward: Callable[..., Any],
     arguments: Callable[[], tuple[Any, Any]],
     device: torch.device,
-) -> str:
-    """Why a compiled block is not to be run again; empty: it may be.
+) -> None:
+    """Fills in ``keep_reason`` of ``info``; where it stays empty the block may run again.
 
     Takes two forwards and a backward of the block, whose gradients go nowhere. Random states are as
     before; buffers are the caller's to put back.
@@ -35,57 +38,64 @@ def why_compiled_kept(
         forward: the compiled call.
         arguments: makes fresh positional and keyword arguments for one call.
     """
-    if any(gathers_weights(part) for part in module.modules()):
-        # FSDP's hooks are part of what is compiled: they would gather and free weights inside of a
-        # backward that does so itself.
-        return "compiled, with weights that FSDP gathers"
-    if _uses_cuda_graphs(forward):
-        return "compiled with CUDA graphs, whose runs overwrite what the last one left"
+    info.selective_reason = "it is compiled"
+    # Nobody sees all that compiled code sends. Where ranks agree, they send it equally often.
+    info.collectives = world_size() > 1
+    if not info.keep_reason:
+        info.keep_reason = _never(module, forward)
+    if info.keep_reason:
+        return
     states = RandomStates(device)
     try:
-        return _tried(name, module, forward, arguments(), device)
+        info.keep_reason = _tried(info.name, module, forward, arguments(), device)
     except Exception as error:  # Whatever it is, training had better not meet it.
-        text = f"compiled, and it cannot run again: {type(error).__name__}: {error}"
-        return " ".join(text.split())[:_LONGEST_REASON]
+        text = f"it cannot run again: {type(error).__name__}: {error}"
+        info.keep_reason = " ".join(text.split())[:_LONGEST_REASON]
     finally:
         states.put_back()
 
 
-def _uses_cuda_graphs(forward: Callable[..., Any]) -> bool:
-    """As mode="reduce-overhead" does it."""
+def _never(module: nn.Module, forward: Callable[..., Any]) -> str:
+    if any(gathers_weights(part) for part in module.modules()):
+        # FSDP's hooks are part of what is compiled: they would gather and free weights inside of a
+        # backward that does so itself.
+        return "compiled, with weights that FSDP gathers"
     config = sys.modules.get("torch._inductor.config")
-    if config is not None and config.triton.cudagraphs:
-        return True
     read = getattr(forward, "get_compiler_config", None)
-    settings = read() if read is not None else None
-    return bool(settings and settings.get("triton.cudagraphs"))
+    settings = (read() if read is not None else None) or {}
+    # As mode="reduce-overhead" has it.
+    if settings.get("triton.cudagraphs") or (config is not None and config.triton.cudagraphs):
+        return "compiled with CUDA graphs, whose runs overwrite what the last one left"
+    return ""
 
 
 def _tried(
-    name: str, module: nn.Module, forward: Callable[..., Any], given: tuple[Any, Any],
+    name: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    given: tuple[Any, Any],
     device: torch.device,
-) -> str:  # fmt: skip
+) -> str:
     args, kwargs = given
+    issued = collectives_issued()
     frame = _Trial(name, module, forward, args, kwargs, device, lambda name, nanoseconds: None)
     output = frame.run(args, kwargs)
+    if world_size() > 1 and (issued is None or collectives_issued() != issued):
+        return "compiled, and it communicates with other ranks"
     if not frame.codes:
         return "compiled, by a backend whose code cannot be told from another version of it"
-    if any(getattr(code.metadata, "num_graphsafe_rng_states", 0) for code in frame.codes):  # type: ignore[attr-defined]
+    if keep_random_states(frame.codes):
         return "compiled, with random states of its own"
     before = _fingerprints(output)
     time_backward(output, _pytree.tree_leaves(given), module, device)
-    if frame.differs or not _equal(before, _fingerprints(output)):
-        return "compiled, and two runs from one random state differ"
-    return ""
+    # CUDA graphs of whatever backend give each run's output the same memory.
+    same = all(map(torch.equal, before, _fingerprints(output)))
+    return "" if same and not frame.differs else _DIFFERS
 
 
 def _fingerprints(output: Any) -> list[torch.Tensor]:
     leaves = _pytree.tree_leaves(output)
     return [fingerprint(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 class _Trial(CompiledFrame):

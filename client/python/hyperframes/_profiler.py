@@ -22,7 +22,7 @@ from ._frames import describe_tensor
 from ._gathered import gathers_weights, sharded_as_before, watch_gathered
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
-from ._measure_compiled import why_compiled_kept
+from ._measure_compiled import measure_compiled
 from ._measure_operators import CompiledWatch, measure_operators
 from ._meter import ParameterStorages, passing_hooks
 from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
@@ -316,10 +316,7 @@ class _Run:
             result.keep_reason = keep_reason or result.keep_reason or _why_kept(outputs)
             again = functools.partial(fresh_arguments, leaves, spec)
             if module is not None and is_compiled(module):
-                result.selective_reason = "it is compiled"
-                if not result.keep_reason:
-                    why = why_compiled_kept(result.name, module, forward, again, self.device)
-                    result.keep_reason = why
+                measure_compiled(result, module, forward, again, self.device)
                 _restore_buffers(buffers)
             elif compiled is not None and compiled.seen:
                 result.selective_reason = "it runs compiled code"
