@@ -1,4 +1,4 @@
-"""Case T22: compiled blocks on several ranks, where one that communicates must not run again alone."""
+"""Case T22: compiled blocks on several ranks: one that communicates must not run again alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Case T22: blocks under torch.compile run again in backward, by the very code that ran in forward.
 
-What was compiled, and how often it was called, is counted: a block that Dynamo had given up would be
-equal for nothing.
+What was compiled, and how often it was called, is counted: a block that Dynamo had given up would
+be equal for nothing.
 """
 
 from __future__ import annotations
@@ -248,11 +248,12 @@ def test_t22_exceptions_in_forward_and_backward_leave_the_next_step_right() -> N
         raise ZeroDivisionError("in the middle of backward")
 
     context = again(model)
+    weight = dict(model.named_parameters())["blocks.1.qkv.weight"]
     with context as inside:
         with pytest.raises(RuntimeError):
             model.blocks[1](torch.zeros(2, 64, 63), mask=model.mask)
         loss = loss_of(inside(ids), targets)
-        hook = model.blocks[1].qkv.weight.register_hook(fail)
+        hook = weight.register_hook(fail)
         with pytest.raises(ZeroDivisionError):
             loss.backward()
         hook.remove()
@@ -416,23 +417,42 @@ def test_t22_a_block_that_is_compiled_in_pieces_runs_again_as_a_whole() -> None:
 # ---- Kept, and why ----
 
 
-def reason(backend: Any = None, **compile_options: Any) -> str:
+def reason(**compile_options: Any) -> str:
     model = make_gpt()
     for block in model.blocks:
-        block.compile(backend=backend or Watching(), **compile_options)
+        block.compile(**compile_options)
     reasons = {b.keep_reason for b in profiled(model).blocks if b.name.startswith("blocks")}
     assert len(reasons) == 1
     return reasons.pop()
 
 
 def test_t22_cuda_graphs_keep_a_block_from_running_again() -> None:
-    model = make_gpt(layers=1)
-    model.blocks[0].compile(mode="reduce-overhead")
-    # Nothing is compiled before the first call, and none is made here: the reason stands before.
-    from hyperframes._measure_compiled import _never
+    assert "CUDA graphs" in reason(mode="reduce-overhead")
 
-    assert "CUDA graphs" in _never(model.blocks[0], model.blocks[0]._compiled_call_impl)
-    assert not _never(model.blocks[0], compiled_call(make_gpt(layers=1).blocks[0], "inductor"))
+
+@pytest.mark.parametrize("name", list(WAYS))
+def test_t22_hooks_that_are_compiled_with_a_block_run_once(name: str) -> None:
+    ids, targets = batch(0)
+    seen: list[str] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        seen.append("ran")
+
+    def partly(block: nn.Module, backend: Any) -> Any:
+        return WAYS[name](block, backend, fullgraph=False)
+
+    model = compiled(Watching(), partly)
+    inner = getattr(model.blocks[1], "_orig_mod", model.blocks[1])
+    hook = inner.register_forward_hook(note)
+    assert "hooks of its own" in profiled(model).block("blocks.1").keep_reason
+    hook.remove()
+    context = again(model)
+    with context as inside:
+        inner.register_forward_hook(note)
+        seen.clear()
+        loss_of(inside(ids), targets).backward()
+    assert seen == ["ran"]
+    assert ran_again(context) == ALL - {"blocks.1"}
 
 
 def test_t22_a_backend_that_gives_every_run_the_same_memory_keeps_it() -> None:
@@ -450,7 +470,7 @@ def test_t22_a_backend_that_gives_every_run_the_same_memory_keeps_it() -> None:
 
         return run
 
-    assert reason(overwriting) == "two runs from one random state differ"
+    assert reason(backend=overwriting) == "two runs from one random state differ"
 
 
 def test_t22_compiled_code_that_counts_its_runs_keeps_it() -> None:
@@ -464,11 +484,11 @@ def test_t22_compiled_code_that_counts_its_runs_keeps_it() -> None:
 
         return run
 
-    assert reason(counting) == "two runs from one random state differ"
+    assert reason(backend=counting) == "two runs from one random state differ"
 
 
 def test_t22_a_backend_without_ahead_of_time_autograd_keeps_it() -> None:
-    assert "cannot be told from another version" in reason("eager")
+    assert "cannot be told from another version" in reason(backend="eager")
 
 
 # ---- The planner's own plans ----

@@ -27,6 +27,17 @@ def _is_wrapper(module: nn.Module) -> bool:
     return any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
 
 
+def runs_hooks(module: nn.Module) -> bool:
+    """Hooks of the block's own are part of its compiled call: they run as often as that does."""
+    inner: Any = module._orig_mod if _is_wrapper(module) else module
+    return bool(
+        inner._forward_hooks
+        or inner._forward_pre_hooks
+        or inner._backward_hooks
+        or inner._backward_pre_hooks
+    )
+
+
 def call_attribute(module: nn.Module) -> str:
     """What to replace to stand around a call of the module: its forward, or all of it."""
     if not _is_wrapper(module) and is_compiled(module):

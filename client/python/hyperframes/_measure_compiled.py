@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from ._block_runs import time_backward
+from ._compiled import runs_hooks
 from ._compiled_replay import CompiledFrame, keep_random_states
 from ._gathered import gathers_weights
 from ._group import collectives_issued, world_size
@@ -60,6 +61,8 @@ def _never(module: nn.Module, forward: Callable[..., Any]) -> str:
         # FSDP's hooks are part of what is compiled: they would gather and free weights inside of a
         # backward that does so itself.
         return "compiled, with weights that FSDP gathers"
+    if runs_hooks(module):
+        return "compiled with hooks of its own, which would run twice"
     config = sys.modules.get("torch._inductor.config")
     read = getattr(forward, "get_compiler_config", None)
     settings = (read() if read is not None else None) or {}
@@ -82,6 +85,8 @@ def _tried(
     output = frame.run(args, kwargs)
     if world_size() > 1 and (issued is None or collectives_issued() != issued):
         return "compiled, and it communicates with other ranks"
+    if not frame.saves:
+        return ""  # There is nothing to make again.
     if not frame.codes:
         return "compiled, by a backend whose code cannot be told from another version of it"
     if keep_random_states(frame.codes):
@@ -105,6 +110,10 @@ class _Trial(CompiledFrame):
         super().__init__(*arguments)
         self._first: list[torch.Tensor] = []
         self.differs = False
+
+    @property
+    def saves(self) -> bool:
+        return bool(self._first)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._first.append(fingerprint(tensor))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._compiled import is_compiled
+from ._compiled import is_compiled, runs_hooks
 from ._compiled_replay import CompiledFrame
 from ._frames import FrameStore
 from ._inflight import ForwardToken
@@ -62,6 +62,8 @@ class Replays:
         device: torch.device,
     ) -> Any:
         """The block's forward under a frame of its policy."""
+        if is_compiled(module) and runs_hooks(module):
+            return forward(*args, **kwargs)  # Registered since the plan was made.
         choices = plan.selected.get(key)
         if not choices:
             kind = CompiledFrame if is_compiled(module) else RecomputeFrame
