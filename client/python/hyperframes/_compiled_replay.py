@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from ._compiled import runs_hooks
 from ._meter import passing_hooks
 from ._recompute import EnoughError, RecomputeFrame, unpack_holder
 from .errors import RecomputeMismatch
@@ -138,3 +139,20 @@ class CompiledFrame(RecomputeFrame):
                 "taken. Run the backward of one shape before the forward of the next, pad to one "
                 "shape, or keep the block from being recomputed with forbid=['recompute']."
             )
+
+
+def run_compiled(
+    name: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    device: torch.device,
+    on_recompute: Callable[[str, int], None],
+) -> Any:
+    """The compiled call under a frame of its own; as it is where hooks were registered on the block
+    since it was planned."""
+    if runs_hooks(module):
+        return forward(*args, **kwargs)
+    frame = CompiledFrame(name, module, forward, args, kwargs, device, on_recompute)
+    return frame.run(args, kwargs)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._compiled import is_compiled, runs_hooks
-from ._compiled_replay import CompiledFrame
+from ._compiled import is_compiled
+from ._compiled_replay import run_compiled
 from ._frames import FrameStore
 from ._inflight import ForwardToken
 from ._recompute import RecomputeFrame
@@ -62,12 +62,11 @@ class Replays:
         device: torch.device,
     ) -> Any:
         """The block's forward under a frame of its policy."""
-        if is_compiled(module) and runs_hooks(module):
-            return forward(*args, **kwargs)  # Registered since the plan was made.
+        if is_compiled(module):
+            return run_compiled(key, module, forward, args, kwargs, store.device, self._count)
         choices = plan.selected.get(key)
         if not choices:
-            kind = CompiledFrame if is_compiled(module) else RecomputeFrame
-            frame = kind(key, module, forward, args, kwargs, device, self._count)
+            frame = RecomputeFrame(key, module, forward, args, kwargs, device, self._count)
             return frame.run(args, kwargs)
         shelf = Shelf(store, device, micro_batch, plan.index[key], token)
         selective = SelectiveFrame(
