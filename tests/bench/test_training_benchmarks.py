@@ -206,6 +206,25 @@ def test_the_longest_is_found_though_short_sequences_peak_elsewhere(
     assert needed(None, "", longest) <= cap < needed(None, "", longest + 4096)
 
 
+def test_long_trials_are_planned_from_a_profile_of_a_short_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
+    monkeypatch.setattr("bench.training.longest.SHORT", (256, 320))
+    profiled: list[int] = []
+    profile = FineTune.profile
+    monkeypatch.setattr(
+        FineTune, "profile", lambda of: (profiled.append(of.length), profile(of))[1]
+    )
+    workload = FineTune(torch.device("cpu"), layers=3, hidden=64, heads=4, dtype=torch.float32)
+    search = Search(
+        workload, torch.device("cpu"), cap=32 << 20, patience_s=60, make=lambda: None, say=print
+    )  # fmt: skip
+    assert search.trial("host", 1024)["trains"]
+    assert search.trial("host", 2048)["length"] == 2048
+    assert profiled == [256]
+
+
 def test_a_profile_of_a_few_blocks_stands_for_all() -> None:
     os.environ.setdefault("HYPERFRAMES_HOST_DEVICES", "2 x 256MiB")
     cpu = torch.device("cpu")

@@ -72,16 +72,18 @@ def test_t22_compiled_blocks_are_bit_equal_and_run_compiled(way: Any, backend_na
     model, counting = compiled_gpt(way)
     backend = BACKENDS[backend_name](mixed)
     profile = profiled(model)
-    assert profile.block("blocks.1").keep_reason == "compiled"
+    assert not profile.block("blocks.1").keep_reason
     made, called = counting.graphs, counting.calls
     context = hf.hyperframes(model, profile=profile, _backend=backend, activation_budget="1GiB")
     with context as inside:
         assert_same(plain, train(inside, 4))
-    # One graph for the three blocks, made while profiling, and no other for all steps.
+    # One graph for the three blocks, made while profiling, and no other for all steps; one of them
+    # runs again in each.
     assert alone.graphs == 1 and alone.calls == 12
-    assert counting.graphs == made and counting.calls - called == 12
+    assert counting.graphs == made and counting.calls - called == 12 + 4
     stats = context.stats()
-    assert not [name for name in stats["recompute_s_by_block"] if name.startswith("blocks")]
+    again = [name for name in stats["recompute_s_by_block"] if name.startswith("blocks")]
+    assert again == ["blocks.1"]
     assert stats["unplanned_storages"] == 0
     assert stats["engine"]["live_storages"] == 0
 

@@ -239,7 +239,7 @@ def test_t22_compiled_and_sharded_blocks_are_bit_equal_and_run_compiled(
     counting = Counting()
     model = order(way, counting)
     profile = profiled(model)
-    assert profile.block("blocks.1").keep_reason == "compiled"
+    assert "FSDP gathers" in profile.block("blocks.1").keep_reason
     made, called = counting.graphs, counting.calls
     context = hf.hyperframes(
         model, profile=profile, activation_budget="1GiB", _backend=BACKENDS[backend_name](mixed)

@@ -369,7 +369,8 @@ def _checkpointed(
     root: nn.Module, measured: Profile, names: Iterable[str] | None
 ) -> Iterator[None]:
     """Every block whose two profiled runs were the same is checkpointed."""
-    kept = {block.name for block in measured.blocks if block.keep_reason not in ("", "compiled")}
+    reasons = {block.name: block.keep_reason for block in measured.blocks}
+    kept = {name for name, why in reasons.items() if why and not why.startswith("compiled")}
     with contextlib.ExitStack() as stack:
         for name, module in discover_blocks(root, names).items():
             if name not in kept:

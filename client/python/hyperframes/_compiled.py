@@ -27,6 +27,17 @@ def _is_wrapper(module: nn.Module) -> bool:
     return any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
 
 
+def runs_hooks(module: nn.Module) -> bool:
+    """Hooks of the block's own are part of its compiled call: they run as often as that does."""
+    inner: Any = module._orig_mod if _is_wrapper(module) else module
+    return bool(
+        inner._forward_hooks
+        or inner._forward_pre_hooks
+        or inner._backward_hooks
+        or inner._backward_pre_hooks
+    )
+
+
 def call_attribute(module: nn.Module) -> str:
     """What to replace to stand around a call of the module: its forward, or all of it."""
     if not _is_wrapper(module) and is_compiled(module):
@@ -67,19 +78,19 @@ def around_compiled(
     module: nn.Module,
     before: Callable[[nn.Module, Any, Any], None],
     after: Callable[[nn.Module], None],
-) -> Callable[[], None]:
-    """Calls ``before(module, args, kwargs)`` and ``after(module)`` around each call of a compiled
-    module, outside of what is traced; ``after`` also when it raises. Returns what undoes it."""
-    original = getattr(module, call_attribute(module))
+    forward: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Calls ``before(module, args, kwargs)`` and ``after(module)`` around each call of ``forward``,
+    which calls what is compiled: outside of what is traced. ``after`` also when it raises."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before(module, args, kwargs)
         try:
-            return original(*args, **kwargs)
+            return forward(*args, **kwargs)
         finally:
             after(module)
 
-    return replace_call(module, call)
+    return call
 
 
 def refuse_while_traced(what: str) -> None:

@@ -22,6 +22,7 @@ from torch.utils import _pytree
 
 from ._block_runs import fresh, no_leaf, run_backward, set_random_state
 from ._group import world_size
+from ._refusals import is_compiled
 from ._meter import passing_hooks
 from .profile import BlockInfo, CopySlowdown
 
@@ -215,6 +216,8 @@ class CopyCosts:
         self._most_bytes = max(self._most_bytes, info.nbytes + info.transient_bytes)
         if self._tried or type(module) is not self._layer or not _may_run_again(info):
             return
+        if is_compiled(module):
+            return  # Another call of it under other hooks could compile it again.
         expected_s = info.forward_s + info.backward_s
         if expected_s * (1 + 2 * _ENOUGH) > _FOR_A_ROUND * LIMIT_S:
             return

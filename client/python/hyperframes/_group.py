@@ -27,6 +27,19 @@ def world_size() -> int:
     return 1
 
 
+def collectives_issued() -> int | None:
+    """By this process so far, over all groups; None: a group does not count them. Messages from one
+    rank to another (send, recv) are no collectives."""
+    if world_size() == 1:
+        return 0
+    groups: Any = torch.distributed.distributed_c10d._world.pg_map
+    try:
+        counts = [int(group._get_sequence_number_for_group()) for group in groups]
+        return sum(counts)
+    except RuntimeError:
+        return None
+
+
 class CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices collectives issued inside. Slows every operator: not for what is timed."""
 

@@ -216,7 +216,7 @@ class _Trial(SelectiveFrame):
         self.seconds = float("inf")
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        self._fingerprints.append(_fingerprint(tensor))
+        self._fingerprints.append(fingerprint(tensor))
         return super()._pack(tensor)
 
     def again(self) -> dict[int, Any]:
@@ -232,14 +232,14 @@ class _Trial(SelectiveFrame):
         collected = self.again()
         for index in sorted(collected):
             tensor = collected[index].take()
-            if not torch.equal(_fingerprint(tensor), self._fingerprints[index]):
+            if not torch.equal(fingerprint(tensor), self._fingerprints[index]):
                 return False
             del tensor
         counts = self._counts
         return not (counts.stale or counts.diverged or counts.unlike_profile)
 
 
-def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Sums over the bits of a few parts: equal for equal bits, whatever the numbers mean."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return torch.zeros(1, dtype=torch.int64)

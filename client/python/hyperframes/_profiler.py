@@ -32,6 +32,7 @@ from ._frames import describe_tensor
 from ._gathered import gathers_inside, gathers_weights, sharded_as_before, watch_gathered
 from ._gradients import bytes_by_block
 from ._group import CollectiveWatch, world_size
+from ._measure_compiled import measure_compiled
 from ._measure_operators import CompiledWatch, measure_operators
 from ._measure_rerun import measure_rerun
 from ._meter import ParameterStorages, passing_hooks
@@ -39,7 +40,7 @@ from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
 from ._progress import progress
 from ._refusals import is_compiled, refuse_checkpointing, unwrap
 from ._shared import held_by_model, note_held, note_shared
-from .errors import FailedPrecondition
+from .errors import FailedPrecondition, ResourceExhausted
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
 
 _BACKWARD_PER_FORWARD = 2.0  # Where it cannot be measured.
@@ -80,6 +81,7 @@ def profile(
     Raises:
         FailedPrecondition: gradient checkpointing is on, or an offloader is at work.
         InvalidArgument: an unknown block.
+        ResourceExhausted: one block alone needs more memory than there is.
     """
     root = unwrap(model)
     refuse_checkpointing(root, allow_checkpointing)
@@ -97,6 +99,12 @@ def profile(
             progress("profiling", total=run.parts + (loss_fn is not None), unit="blocks") as tick,
         ):
             run.forward(args, kwargs, loss_fn, tick)
+    except torch.OutOfMemoryError as error:
+        raise ResourceExhausted(
+            "The profile ran out of the GPU's memory: it holds all that one block leaves, which "
+            "training may not need to. Profile a shorter input, profile=hf.profile(model, shorter "
+            f"sample, ...): plans for longer ones are scaled from it. ({str(error)[:200]})"
+        ) from error
     finally:
         set_random_state(cpu_rng, gpu_rng, run.device)
     costs = run.costs
@@ -328,12 +336,13 @@ class _Run:
                 runs.append(info)
                 outputs.append(output)
             result = _merged(runs)
-            why = keep_reason or result.keep_reason or self._why_kept(module, outputs)
-            result.keep_reason = why
-            if compiled is not None and compiled.seen:
+            result.keep_reason = keep_reason or result.keep_reason or _why_kept(outputs)
+            again = functools.partial(fresh_arguments, leaves, spec)
+            if module is not None and is_compiled(module):
+                measure_compiled(result, module, forward, again, self.device)
+            elif compiled is not None and compiled.seen:
                 result.selective_reason = "it runs compiled code"
             elif module is not None and not result.keep_reason:
-                again = functools.partial(fresh_arguments, leaves, spec)
                 measure_operators(result, module, forward, again, self.device)
                 measure_rerun(result, module, forward, again, self._ledger, self._parameters)
             self.costs.look(result, module, forward, leaves, spec, outputs)
@@ -354,13 +363,6 @@ class _Run:
     def _may_communicate(module: nn.Module | None) -> bool:
         # A dispatch mode would make Dynamo give up on a compiled block for good.
         return module is not None and world_size() > 1 and not is_compiled(module)
-
-    def _why_kept(self, module: nn.Module | None, outputs: list[Any]) -> str:
-        if module is not None and is_compiled(module):
-            return "compiled"
-        if not same_bits(outputs[0], outputs[1]):
-            return "two runs from one random state differ"
-        return ""
 
     def _once(
         self,
@@ -461,6 +463,10 @@ class _Run:
                     unmovable_reason=self._stays(leaf),
                     **describe_tensor(leaf),
                 )
+
+
+def _why_kept(outputs: list[Any]) -> str:
+    return "" if same_bits(outputs[0], outputs[1]) else "two runs from one random state differ"
 
 
 def _merged(runs: list[BlockInfo]) -> BlockInfo:

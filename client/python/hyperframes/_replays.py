@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from ._compiled import is_compiled
+from ._compiled_replay import run_compiled
 from ._frames import FrameStore
 from ._inflight import ForwardToken
 from ._meter import ParameterStorages
@@ -79,6 +81,8 @@ class Replays:
     ) -> Any:
         """The block's forward under a frame of its policy."""
         device = store.device
+        if is_compiled(module):
+            return run_compiled(key, module, forward, args, kwargs, device, self._count)
         choices = plan.selected.get(key)
         if choices:
             shelf = Shelf(store, device, micro_batch, plan.index[key], token)

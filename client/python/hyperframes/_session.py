@@ -14,7 +14,7 @@ from . import _guard
 from ._arguments import as_sample, written_argument
 from ._backend import make_backend
 from ._blocks import REST, Ledger, discover_blocks, stays_reason
-from ._compiled import around_compiled, refuse_while_traced, replace_call
+from ._compiled import around_compiled, call_attribute, refuse_while_traced, replace_call
 from ._config import Size, mode, parse_limits
 from ._engine import KEEP, Backend
 from ._frames import FrameStore, Kept, describe_tensor
@@ -206,12 +206,11 @@ class Session:
             self._ledger.leave(module)
 
         undo = self._undo
-        if is_compiled(module):
-            undo.append(around_compiled(module, before, after))
-            return
-        undo.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
-        undo.append(module.register_forward_hook(after, always_call=True).remove)
-        original = module.forward
+        compiled = is_compiled(module)
+        if not compiled:
+            hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            undo += [hook.remove, module.register_forward_hook(after, always_call=True).remove]
+        original = getattr(module, call_attribute(module))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             call = self._ledger.current_block(module)
@@ -233,7 +232,8 @@ class Session:
             self._ledger.left_to_others(call.key, output, self._plan.outputs.get(call.key, ()))
             return output
 
-        undo.append(replace_call(module, forward))
+        outer = around_compiled(module, before, after, forward) if compiled else forward
+        undo.append(replace_call(module, outer))
 
     def _uninstall(self, *failure: Any) -> None:
         if self._hooks is not None:

@@ -70,9 +70,9 @@ def test_profile_and_session_compile_nothing_anew_and_break_no_graph(compiled: C
     graphs, calls = compiled.graphs, [b._compiled_call_impl for b in compiled.model.blocks]
     counters["graph_break"].clear()
     profile = hf.profile(compiled.model, compiled.x, loss_fn=lambda out: out.square().mean())
-    assert all(b.keep_reason == "compiled" for b in profile.blocks if "blocks" in b.name)
+    assert not any(b.keep_reason for b in profile.blocks if "blocks" in b.name)
     with hf.hyperframes(
-        compiled.model, profile=profile, forbid=["host"],
+        compiled.model, profile=profile, forbid=["host", "recompute"],
         activation_budget=int(0.8 * profile.activation_bytes),
     ):  # fmt: skip
         framed = [compiled.step() for _ in range(3)][-1]

@@ -140,3 +140,14 @@ def test_what_never_runs_again_has_no_such_figure() -> None:
     assert profile.block("layers.0").keep_reason == "updates a buffer"
     assert [profile.block(name).rerun_bytes for name in ("layers.0", "loss")] == [0, 0]
     assert float(model.layers[0].calls) == 0.0
+
+
+class _TooLarge(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.11 GiB.")
+
+
+def test_a_profile_that_runs_out_of_memory_says_how_to_get_one() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), _TooLarge())
+    with pytest.raises(hf.ResourceExhausted, match=r"Profile a shorter input.*Tried to allocate"):
+        hf.profile(model, torch.randn(2, 8))

@@ -13,6 +13,7 @@ import torch
 
 import hyperframes as hf
 from gpus import twin
+from hyperframes.profile import signature_of
 
 from .hyper import NOTHING_AGAIN, HyperMode, least_budget
 from .measure import Meter, OutOfTimeError, forget_frames, time_limit
@@ -26,7 +27,9 @@ SHORT = (16 * STEP, 20 * STEP)
 HYPER = {
     "peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "host": ("peer",), "auto": (),
 }  # fmt: skip
-_USABLE = 0.965  # Of the cap, as a budget: the allocator's segments are never all used.
+_USABLE = 0.965  # Of the cap, as a prediction: the allocator's segments are never all used.
+# Of the cap, as a budget: so much of it plain checkpointing could use at its longest.
+_BUDGETS = (0.86, 0.9, _USABLE)
 
 
 class Search:
@@ -57,6 +60,7 @@ class Search:
         self._trials, self._until = trials, until
         self._cap, self._patience, self._make, self._say = cap, patience_s, make, say
         self._lend = cap if lend is None else lend
+        self._short: hf.Profile | None = None
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
@@ -101,17 +105,32 @@ class Search:
         if mode not in HYPER:
             with meter.turn(), self._make().make(mode).entered():
                 return meter.warm_peak()
-        hyper = self._hyper(mode, int(self._cap * _USABLE))
-        try:
-            with meter.turn(), hyper.entered():
-                return meter.warm_peak()
-        finally:
-            hyper.close()
+        for share in _BUDGETS:
+            hyper = self._hyper(mode, int(self._cap * share))
+            try:
+                with meter.turn(), hyper.entered():
+                    return meter.warm_peak()
+            except hf.ResourceExhausted:  # More of the cap, then.
+                if share == _BUDGETS[-1]:
+                    raise
+            finally:
+                hyper.close()
+        raise AssertionError("there is no budget")
 
     def _hyper(self, mode: str, budget: int) -> HyperMode:
-        return HyperMode(
-            self._workload, self._workload.profile(), forbid=HYPER[mode], limit=budget
-        )  # fmt: skip
+        return HyperMode(self._workload, self._profile(), forbid=HYPER[mode], limit=budget)
+
+    def _profile(self) -> hf.Profile:
+        """Of the workload at its present length, scaled from one that surely fits: a profile holds
+        all that one block leaves, at once."""
+        length = self._workload.length
+        if length <= SHORT[0]:
+            return self._workload.profile()
+        if self._short is None:
+            self._workload.set_length(SHORT[0])
+            self._short = self._workload.profile()
+            self._workload.set_length(length)
+        return self._short.scaled(signature_of((self._workload.batch(),), {}))
 
     def _needed(self, mode: str, length: int) -> int:
         """Bytes: the peak, or the smallest budget that works."""

@@ -1,0 +1,124 @@
+"""Whether a compiled block may run again in backward: found out by trial, as it would be done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from ._block_runs import time_backward
+from ._compiled import runs_hooks
+from ._compiled_replay import CompiledFrame, keep_random_states
+from ._gathered import gathers_weights
+from ._group import collectives_issued, world_size
+from ._measure_operators import fingerprint
+from ._preserve import RandomStates
+from .profile import BlockInfo
+
+_LONGEST_REASON = 200
+_DIFFERS = "two runs from one random state differ"
+
+
+def measure_compiled(
+    info: BlockInfo,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    arguments: Callable[[], tuple[Any, Any]],
+    device: torch.device,
+) -> None:
+    """Fills in ``keep_reason`` of ``info``; where it stays empty the block may run again.
+
+    Takes two forwards and a backward of the block, whose gradients go nowhere. Random states are as
+    before; buffers are the caller's to put back.
+
+    Args:
+        forward: the compiled call.
+        arguments: makes fresh positional and keyword arguments for one call.
+    """
+    info.selective_reason = "it is compiled"
+    # Nobody sees all that compiled code sends. Where ranks agree, they send it equally often.
+    info.collectives = world_size() > 1
+    if not info.keep_reason:
+        info.keep_reason = _never(module, forward)
+    if info.keep_reason:
+        return
+    states = RandomStates(device)
+    try:
+        info.keep_reason = _tried(info.name, module, forward, arguments(), device)
+    except Exception as error:  # Whatever it is, training had better not meet it.
+        text = f"it cannot run again: {type(error).__name__}: {error}"
+        info.keep_reason = " ".join(text.split())[:_LONGEST_REASON]
+    finally:
+        states.put_back()
+
+
+def _never(module: nn.Module, forward: Callable[..., Any]) -> str:
+    if any(gathers_weights(part) for part in module.modules()):
+        # FSDP's hooks are part of what is compiled: they would gather and free weights inside of a
+        # backward that does so itself.
+        return "compiled, with weights that FSDP gathers"
+    if runs_hooks(module):
+        return "compiled with hooks of its own, which would run twice"
+    config = sys.modules.get("torch._inductor.config")
+    read = getattr(forward, "get_compiler_config", None)
+    settings = (read() if read is not None else None) or {}
+    # As mode="reduce-overhead" has it.
+    if settings.get("triton.cudagraphs") or (config is not None and config.triton.cudagraphs):
+        return "compiled with CUDA graphs, whose runs overwrite what the last one left"
+    return ""
+
+
+def _tried(
+    name: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    given: tuple[Any, Any],
+    device: torch.device,
+) -> str:
+    args, kwargs = given
+    issued = collectives_issued()
+    frame = _Trial(name, module, forward, args, kwargs, device, lambda name, nanoseconds: None)
+    output = frame.run(args, kwargs)
+    if world_size() > 1 and (issued is None or collectives_issued() != issued):
+        return "compiled, and it communicates with other ranks"
+    if not frame.saves:
+        return ""  # There is nothing to make again.
+    if not frame.codes:
+        return "compiled, by a backend whose code cannot be told from another version of it"
+    if keep_random_states(frame.codes):
+        return "compiled, with random states of its own"
+    before = _fingerprints(output)
+    time_backward(output, _pytree.tree_leaves(given), module, device)
+    # CUDA graphs of whatever backend give each run's output the same memory.
+    same = all(map(torch.equal, before, _fingerprints(output)))
+    return "" if same and not frame.differs else _DIFFERS
+
+
+def _fingerprints(output: Any) -> list[torch.Tensor]:
+    leaves = _pytree.tree_leaves(output)
+    return [fingerprint(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+class _Trial(CompiledFrame):
+    """Notes whether its second run saved other bits than the first."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._first: list[torch.Tensor] = []
+        self.differs = False
+
+    @property
+    def saves(self) -> bool:
+        return bool(self._first)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        self._first.append(fingerprint(tensor))
+        return super()._pack(tensor)
+
+    def _compare(self, holder: Any, tensor: torch.Tensor) -> None:
+        super()._compare(holder, tensor)
+        self.differs |= not torch.equal(fingerprint(tensor), self._first[holder.index])

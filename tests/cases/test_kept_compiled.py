@@ -1,0 +1,96 @@
+"""Case T22: compiled blocks that must not run again are kept, and the profile says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cases.framing import profiled
+from cases.small_gpt import batch, loss_of, make_gpt
+from cases.test_compiled_blocks import WAYS
+from cases.test_recomputed_compiled import ALL, Watching, again, compiled, ran_again
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def reason(**compile_options: Any) -> str:
+    model = make_gpt()
+    for block in model.blocks:
+        block.compile(**compile_options)
+    reasons = {b.keep_reason for b in profiled(model).blocks if b.name.startswith("blocks")}
+    assert len(reasons) == 1
+    return reasons.pop()
+
+
+def test_t22_cuda_graphs_keep_a_block_from_running_again() -> None:
+    assert "CUDA graphs" in reason(mode="reduce-overhead")
+
+
+@pytest.mark.parametrize("name", list(WAYS))
+def test_t22_hooks_that_are_compiled_with_a_block_run_once(name: str) -> None:
+    ids, targets = batch(0)
+    seen: list[str] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        seen.append("ran")
+
+    def partly(block: nn.Module, backend: Any) -> Any:
+        return WAYS[name](block, backend, fullgraph=False)
+
+    model = compiled(Watching(), partly)
+    inner = getattr(model.blocks[1], "_orig_mod", model.blocks[1])
+    hook = inner.register_forward_hook(note)
+    assert "hooks of its own" in profiled(model).block("blocks.1").keep_reason
+    hook.remove()
+    context = again(model)
+    with context as inside:
+        inner.register_forward_hook(note)
+        seen.clear()
+        loss_of(inside(ids), targets).backward()
+    assert seen == ["ran"]
+    assert ran_again(context) == ALL - {"blocks.1"}
+
+
+def test_t22_a_backend_that_gives_every_run_the_same_memory_keeps_it() -> None:
+    def overwriting(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        inner = Watching()(graph, inputs)
+        outputs: list[torch.Tensor] = []
+
+        def run(*args: Any) -> Any:
+            made = inner(*args)
+            with torch.no_grad():
+                for old in outputs:
+                    old.detach().fill_(7)
+            outputs[:] = [leaf for leaf in made if isinstance(leaf, torch.Tensor)]
+            return made
+
+        return run
+
+    assert reason(backend=overwriting) == "two runs from one random state differ"
+
+
+def test_t22_compiled_code_that_counts_its_runs_keeps_it() -> None:
+    def counting(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        inner, count = Watching()(graph, inputs), 0
+
+        def run(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            return [leaf + count for leaf in inner(*args)]
+
+        return run
+
+    assert reason(backend=counting) == "two runs from one random state differ"
+
+
+def test_t22_a_backend_without_ahead_of_time_autograd_keeps_it() -> None:
+    assert "cannot be told from another version" in reason(backend="eager")
