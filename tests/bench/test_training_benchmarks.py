@@ -17,6 +17,7 @@ import hyperframes as hf
 from bench import finetune, llama
 from bench.training.longest import Search
 from bench.training.modes import Modes
+from bench.training.modes import Modes
 from bench.training.report import lengths_of, merge
 from bench.training.workload import FineTune
 
@@ -181,6 +182,10 @@ def test_the_longest_of_a_mode_is_compared_only_where_it_is_known() -> None:
     assert known == {"longest_sequence_vs_checkpoint": 1.5}
 
 
+def _no_modes() -> Modes:
+    raise AssertionError("HyperFrames makes its own")
+
+
 def test_the_longest_is_found_though_short_sequences_peak_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,7 +203,7 @@ def test_the_longest_is_found_though_short_sequences_peak_elsewhere(
     monkeypatch.setattr(Search, "trial", trial)
     workload = FineTune(torch.device("cpu"), layers=1, hidden=64, heads=4, dtype=torch.float32)
     search = Search(
-        workload, torch.device("cpu"), cap=cap, patience_s=60, make=lambda: None, say=print
+        workload, torch.device("cpu"), cap=cap, patience_s=60, make=_no_modes, say=print
     )  # fmt: skip
     rows = {row["length"]: row["trains"] for row in search.run("checkpoint", [])}
     longest = max(length for length, trains in rows.items() if trains)
@@ -213,12 +218,15 @@ def test_long_trials_are_planned_from_a_profile_of_a_short_one(
     monkeypatch.setattr("bench.training.longest.SHORT", (256, 320))
     profiled: list[int] = []
     profile = FineTune.profile
-    monkeypatch.setattr(
-        FineTune, "profile", lambda of: (profiled.append(of.length), profile(of))[1]
-    )
+
+    def noted(workload: FineTune) -> hf.Profile:
+        profiled.append(workload.length)
+        return profile(workload)
+
+    monkeypatch.setattr(FineTune, "profile", noted)
     workload = FineTune(torch.device("cpu"), layers=3, hidden=64, heads=4, dtype=torch.float32)
     search = Search(
-        workload, torch.device("cpu"), cap=32 << 20, patience_s=60, make=lambda: None, say=print
+        workload, torch.device("cpu"), cap=32 << 20, patience_s=60, make=_no_modes, say=print
     )  # fmt: skip
     assert search.trial("host", 1024)["trains"]
     assert search.trial("host", 2048)["length"] == 2048

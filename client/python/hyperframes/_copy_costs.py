@@ -22,8 +22,8 @@ from torch.utils import _pytree
 
 from ._block_runs import fresh, no_leaf, run_backward, set_random_state
 from ._group import world_size
-from ._refusals import is_compiled
 from ._meter import passing_hooks
+from ._refusals import is_compiled
 from .profile import BlockInfo, CopySlowdown
 
 LIMIT_S = 1.0  # For all of it.
