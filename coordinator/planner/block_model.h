@@ -72,8 +72,11 @@ struct ModelBlock {
   Bytes rerun_working = 0;
   std::vector<ModelStorage> storages;
   std::vector<ModelPhase> phases;  // Empty: unknown.
-  Bytes bytes = 0;                 // Sum over storages of the profile.
-  Bytes input_bytes = 0;           // Of those, inputs.
+  // Its backward reads everything before it gives anything back, as compiled code does: then its
+  // forward saves everything as it ends, too, and no copy of its own hides inside of it.
+  bool all_at_once = false;
+  Bytes bytes = 0;        // Sum over storages of the profile.
+  Bytes input_bytes = 0;  // Of those, inputs.
   // Seconds to run it again with the first k of its ranked storages saved; [0] is unused. Empty:
   // never SELECTIVE.
   std::vector<double> selective_s;

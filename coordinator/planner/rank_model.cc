@@ -242,6 +242,21 @@ int ReadAt(const BlockProfile& profile, const StorageProfile& storage) {
   return kNeverRead;
 }
 
+// Told by the last phase: nothing that was read before it has been given back.
+bool IsReadAtOnce(const BlockProfile& profile) {
+  constexpr int kFewestReads = 3;  // Of less nothing can be told.
+  Bytes read = 0;
+  int reads = 0;
+  for (const BackwardPhase& phase : profile.phases) {
+    for (const StorageProfile& storage : profile.storages) {
+      if (storage.is_input || storage.ordinal != phase.reads) continue;
+      read += storage.bytes;
+      ++reads;
+    }
+  }
+  return reads >= kFewestReads && profile.phases.back().in_use_bytes >= read;
+}
+
 ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute, bool forbid_selective) {
   ModelBlock block;
   block.forward_s = absl::ToDoubleSeconds(profile.forward);
@@ -255,6 +270,7 @@ ModelBlock ToModel(const BlockProfile& profile, bool forbid_recompute, bool forb
   for (const BackwardPhase& phase : profile.phases) {
     block.phases.push_back({phase.in_use_bytes, phase.working_bytes});
   }
+  block.all_at_once = IsReadAtOnce(profile);
   for (const StorageProfile& storage : profile.storages) {
     block.storages.push_back({storage.bytes, storage.is_input, storage.movable && storage.stable});
     block.storages.back().ordinal = storage.ordinal;

@@ -86,7 +86,8 @@ void ForwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads,
   for (size_t i = 0; i < loads.size(); ++i) {
     const BlockLoad& load = loads[i];
     double compute = model.blocks[i].forward_s;
-    const double early = model.blocks[i].phases.empty() ? 0 : kProducedEarly;
+    const bool by_and_by = !model.blocks[i].phases.empty() && !model.blocks[i].all_at_once;
+    const double early = by_and_by ? kProducedEarly : 0;
     for (int l = 0; l < kLanes; ++l) {
       if (load.lane_bytes[l] > 0) {
         lanes[l].Add(early * static_cast<double>(load.lane_bytes[l]), early * load.out_s[l]);
@@ -194,7 +195,8 @@ void BackwardSeconds(const RankModel& model, const std::vector<BlockLoad>& loads
   Reloads reloads(loads, std::max(limits.prefetch, largest), copy_outs);
   for (size_t i = loads.size(); i-- > 0;) {
     // What is run again reads its inputs, and what was selected, at once.
-    const bool reads_late = !model.blocks[i].phases.empty() && loads[i].recompute_s == 0;
+    const bool reads_late = !model.blocks[i].phases.empty() && !model.blocks[i].all_at_once &&
+                            loads[i].recompute_s == 0;
     const double waited =
         reloads.Need(loads[i], reads_late ? kHidden * model.blocks[i].backward_s : 0);
     const double compute = loads[i].recompute_s + model.blocks[i].backward_s;

@@ -17,7 +17,6 @@ import hyperframes as hf
 from bench import finetune, llama
 from bench.training.longest import Search
 from bench.training.modes import Modes
-from bench.training.modes import Modes
 from bench.training.report import lengths_of, merge
 from bench.training.workload import FineTune
 

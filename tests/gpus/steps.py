@@ -14,6 +14,8 @@ CASES = (  # Apart from the checkout's own settings, which name tools that need 
 MUCH_HOST_MEMORY = (("HYPERFRAMES_HOST_BYTES", "96GiB"),)
 # Checkpointing's longest is 88K there: these are 1.55 and 1.64 times that.
 LONG = "139264,147456"
+# Near its limit a GPU is lost to pieces without it, in every mode.
+WHOLE_SEGMENTS = (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
 LONGEST = ("--part", "longest", "--alike", "3", "--patience", "240")
 
 # Steps that one GPU seen as two can take: they count bytes and compare bits. No step of times.
@@ -86,18 +88,20 @@ STEPS = (
         340, 2, "finetune.json", 215, MUCH_TWIN_MEMORY,
     ),
     Step("longest_checkpoint", (*FINETUNE, *LONGEST, "--modes", "checkpoint", "--seconds", "200"),
-         300, 1, "finetune.json, capped at 40 GiB", 80, (("CUDA_VISIBLE_DEVICES", "0"),)),
+         300, 1, "finetune.json, capped at 40 GiB", 80,
+         (("CUDA_VISIBLE_DEVICES", "0"), *WHOLE_SEGMENTS)),
     Step(
         "longest_inputs",
         (*FINETUNE, *LONGEST, "--modes", "checkpoint_inputs_on_host", "--seconds", "200"),
-        400, 2, "finetune.json, on the second GPU", 190, (("CUDA_VISIBLE_DEVICES", "1"),),
+        400, 2, "finetune.json, on the second GPU", 190,
+        (("CUDA_VISIBLE_DEVICES", "1"), *WHOLE_SEGMENTS),
     ),
     # One trial that trains is enough: it is compared with the longest of the others.
     Step("longest_peer_two", (*FINETUNE, *LONGEST, "--modes", "peer", "--lend", "64GiB",
                               "--lengths", LONG, "--patience", "400"), 480, 2,
-         "longest_peer where one lender stands for two", 110),
+         "longest_peer where one lender stands for two", 110, WHOLE_SEGMENTS),
     Step("longest_peer", (*FINETUNE, *LONGEST, "--modes", "peer", "--seconds", "100"), 400, 2,
-         "finetune.json, every GPU capped", 130),
+         "finetune.json, every GPU capped", 130, WHOLE_SEGMENTS),
     Step(
         "jobs",
         (*FINETUNE, "--part", "jobs", "--rounds", "2", "--steps", "2", "--once", "--patience",
@@ -167,7 +171,7 @@ STEPS = (
     Step(
         "longest_inputs_alone",
         (*FINETUNE, *LONGEST, "--modes", "checkpoint_inputs_on_host", "--seconds", "200"),
-        400, 1, "longest_inputs, on the first GPU", 150,
+        400, 1, "longest_inputs, on the first GPU", 150, WHOLE_SEGMENTS,
     ),
     Step(
         "host_8k",
@@ -217,6 +221,7 @@ STEPS = (
     Step(
         "longest_host",
         (*FINETUNE, *LONGEST, "--modes", "host", "--lengths", LONG, "--patience", "400"),
-        500, 1, "finetune.json, capped at 40 GiB", 110, MUCH_HOST_MEMORY,
+        500, 1, "finetune.json, capped at 40 GiB", 110,
+        (*MUCH_HOST_MEMORY, *WHOLE_SEGMENTS),
     ),
 )  # fmt: skip

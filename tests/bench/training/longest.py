@@ -27,6 +27,7 @@ SHORT = (16 * STEP, 20 * STEP)
 HYPER = {
     "peer": ("host",), "peer_only": ("host", *NOTHING_AGAIN), "host": ("peer",), "auto": (),
 }  # fmt: skip
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 _USABLE = 0.965  # Of the cap, as a prediction: the allocator's segments are never all used.
 # Of the cap, as a budget: so much of it plain checkpointing could use at its longest.
 _BUDGETS = (0.86, 0.9, _USABLE)
@@ -73,7 +74,7 @@ class Search:
         """One step at that length; a row."""
         row: dict[str, Any] = {
             "part": "longest", "length": length, "mode": mode, "cap_bytes": self._cap,
-            "gpus": max(1, twin.gpus()),
+            "gpus": max(1, twin.gpus()), "allocator": os.environ.get(_ALLOCATOR, ""),
             "lenders": max(0, twin.gpus() - 1) if mode in HYPER else 0,
         }  # fmt: skip
         if "peer" in HYPER.get(mode, ()):
