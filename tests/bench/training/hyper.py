@@ -176,6 +176,8 @@ class HyperMode:
             "host_bytes": moved("host"),
             "recomputed_bytes": stats.get("recomputed_bytes"),
             "policies": dict(Counter(plan.policies.values())) if plan else {},
+            "copy_limits": plan.copy_limits if plan else None,
+            "kept_because": dict(Counter(b.keep_reason for b in self._profile.blocks)),
             "predicted_step_s": plan.predicted_step_s if plan else None,
             "predicted_peak_bytes": plan.predicted_peak if plan else None,
             "copy_slowdown": stats.get("copy_slowdown"),
