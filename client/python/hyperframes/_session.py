@@ -157,14 +157,14 @@ class Session:
 
     def _close(self, store: FrameStore) -> None:
         self._end_step()
-        if store.live:
-            # A graph outlives the context (a retained backward, an exception with its traceback):
-            # its frames keep the engine, which closes with the last of them.
-            store.release_sources(0)
-        else:
-            store.quiesce()
-            self._last_engine_stats = store.engine.stats()
-            store.close()
+        ended = store.quiesce()
+        self._last_engine_stats = store.engine.stats()
+        if ended:
+            return store.close()
+        # Of a graph that outlives the context (retained, or held by an error's traceback) the
+        # frames alone keep the engine, which closes with the last of them.
+        store.release_sources(0)
+        self._store = None
 
     def _let_go(self) -> None:
         """hf.stats() finds this object for as long as the model lives: were the model held from

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,38 @@ def test_below_what_a_block_leaves_that_waits_elsewhere_too(
         ],
     )
     assert smallest(unknown) > budget
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_backward_that_failed_gives_its_leases_back_with_its_graph() -> None:
+    """Who catches the error and tries a smaller batch finds all that can be lent."""
+    model = make_gpt(**OPTIONS)
+    ids, targets = batch(0, 128)
+    profile = hf.profile(model, ids, loss_fn=lambda o: loss_of(o, targets))
+    middle = model.blocks[3]
+    middle.register_forward_hook(lambda block, given, output: _Fails.apply(output))
+    context = hf.hyperframes(
+        model, profile=profile, activation_budget=profile.activation_bytes // 2,
+        forbid=["recompute"],
+    )  # fmt: skip
+    with pytest.raises(torch.OutOfMemoryError), context as inside:
+        loss = loss_of(inside(ids), targets)
+        engine = weakref.ref(context._store.engine)
+        assert context._store.live
+        loss.backward()
+    assert context.stats()["engine"]["bytes_out"]
+    del loss
+    gc.collect()  # The error's traceback holds the frame that ran backward.
+    assert engine() is None
 
 
 @pytest.mark.parametrize(
