@@ -22,7 +22,7 @@ from torch.utils import _pytree
 
 from ._compiled import runs_hooks
 from ._meter import passing_hooks
-from ._recompute import EnoughError, RecomputeFrame, unpack_holder
+from ._recompute import BlockRun, EnoughError, RecomputeFrame, unpack_holder
 from .errors import RecomputeMismatch
 
 _MOST_NODES = 10_000  # Of a block's graph that are looked at.
@@ -70,20 +70,11 @@ def _untraced(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], A
 class CompiledFrame(RecomputeFrame):
     """One call of one recomputed block that is compiled."""
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        device: torch.device,
-        on_recompute: Callable[[str, int], None],
-    ) -> None:
-        super().__init__(name, module, forward, args, kwargs, device, on_recompute)
+    def __init__(self, run: BlockRun) -> None:
+        super().__init__(run)
         self.codes: Codes = ()
         self._threads = torch.get_num_threads()  # Dynamo guards it; backward has its own threads.
-        leaves = _pytree.tree_leaves((args, kwargs))
+        leaves = _pytree.tree_leaves((run.args, run.kwargs))
         first = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
         self._same = [first[id(leaf)] for leaf in leaves]
         self._weights = {
@@ -141,18 +132,9 @@ class CompiledFrame(RecomputeFrame):
             )
 
 
-def run_compiled(
-    name: str,
-    module: nn.Module,
-    forward: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    device: torch.device,
-    on_recompute: Callable[[str, int], None],
-) -> Any:
+def run_compiled(run: BlockRun) -> Any:
     """The compiled call under a frame of its own; as it is where hooks were registered on the block
     since it was planned."""
-    if runs_hooks(module):
-        return forward(*args, **kwargs)
-    frame = CompiledFrame(name, module, forward, args, kwargs, device, on_recompute)
-    return frame.run(args, kwargs)
+    if runs_hooks(run.module):
+        return run.forward(*run.args, **run.kwargs)
+    return CompiledFrame(run).run(run.args, run.kwargs)

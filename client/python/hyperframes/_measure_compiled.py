@@ -17,6 +17,7 @@ from ._gathered import gathers_weights
 from ._group import collectives_issued, world_size
 from ._measure_operators import fingerprint
 from ._preserve import RandomStates
+from ._recompute import BlockRun
 from .profile import BlockInfo
 
 _LONGEST_REASON = 200
@@ -81,7 +82,7 @@ def _tried(
 ) -> str:
     args, kwargs = given
     issued = collectives_issued()
-    frame = _Trial(name, module, forward, args, kwargs, device, lambda name, nanoseconds: None)
+    frame = _Trial(BlockRun(name, module, forward, args, kwargs, device, lambda *_: None))
     output = frame.run(args, kwargs)
     if world_size() > 1 and (issued is None or collectives_issued() != issued):
         return "compiled, and it communicates with other ranks"
@@ -106,8 +107,8 @@ def _fingerprints(output: Any) -> list[torch.Tensor]:
 class _Trial(CompiledFrame):
     """Notes whether its second run saved other bits than the first."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, run: BlockRun) -> None:
+        super().__init__(run)
         self._first: list[torch.Tensor] = []
         self.differs = False
 

@@ -23,6 +23,7 @@ from ._blocks import MIN_MOVABLE
 from ._engine import KEEP
 from ._frames import describe_tensor, version_probe
 from ._operators import communicates, is_pure, shared_versions, tensors_in, written_by
+from ._recompute import BlockRun
 from ._selective import (
     Catching,
     SelectiveCounts,
@@ -197,8 +198,8 @@ class _Measured(SelectiveFrame):
 
     needed = 0  # Operators that ran before the last tensor was saved: the others never run again.
 
-    def __init__(self, timing: _Timing, *arguments: Any) -> None:
-        super().__init__(*(*arguments, timing, SelectiveCounts()))
+    def __init__(self, run: BlockRun, timing: _Timing) -> None:
+        super().__init__(run, timing, SelectiveCounts())
         self._timing = timing
 
     def _pack(self, tensor: torch.Tensor) -> Any:
@@ -210,8 +211,8 @@ class _Measured(SelectiveFrame):
 class _Trial(SelectiveFrame):
     """The forward that is made again, to see whether it saves the same."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, run: BlockRun, mode: Catching, counts: SelectiveCounts) -> None:
+        super().__init__(run, mode, counts)
         self._fingerprints: list[torch.Tensor] = []
         self.seconds = float("inf")
 
@@ -310,7 +311,8 @@ def _timed_candidates(
     for _ in range(_REPEATS):
         timing = _Timing(info.name, device)
         given = arguments()
-        frame = _Measured(timing, info.name, module, forward, *given, device, _nothing)
+        block_run = BlockRun(info.name, module, forward, *given, device, _nothing)
+        frame = _Measured(block_run, timing)
         if device.type == "cuda":
             torch.cuda._sleep(_QUEUE_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         frame.run(*given)
@@ -407,9 +409,8 @@ def _tried(
     choices = {s.ordinal: Choice(s.ordinal, s.op, s.nbytes, KEEP, "", -1, s.random) for s in found}
     counts = SelectiveCounts()
     mode = Catching(info.name, choices, Shelf(None, device, 0, 0, None), counts)
-    frame = _Trial(
-        info.name, module, forward, *arguments, device, _nothing, mode, counts
-    )  # fmt: skip
+    run = BlockRun(info.name, module, forward, *arguments, device, _nothing)
+    frame = _Trial(run, mode, counts)
     output = frame.run(*arguments)  # Held: the graph below it holds what backward would ask for.
     if not frame.is_faithful():
         raise FailedPrecondition("it saved other bits when it ran again with outputs handed back")

@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -149,23 +149,27 @@ class Collected:
 Hold = Callable[[int, torch.Tensor, bool], Any]
 
 
-class RecomputeFrame:
-    """One call of one recomputed block."""
+class BlockRun(NamedTuple):
+    """One call of a block, as it is about to run in forward."""
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        device: torch.device,
-        on_recompute: Callable[[str, int], None],
-    ) -> None:
-        self.name = name
-        self._forward = forward
+    name: str
+    module: nn.Module
+    forward: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    device: torch.device
+    on_recompute: Callable[[str, int], None]  # Given the name, and nanoseconds that it took.
+
+
+class RecomputeFrame:
+    """One call of one recomputed block. Nothing of its arguments is held but what is saved."""
+
+    def __init__(self, run: BlockRun) -> None:
+        module, device, args, kwargs = run.module, run.device, run.args, run.kwargs
+        self.name = run.name
+        self._forward = run.forward
         self._device = device
-        self._on_recompute = on_recompute
+        self._on_recompute = run.on_recompute
         self._surroundings = Surroundings(module, device)
         # The graph of the first forward holds holders, holders hold this; never the other way.
         self._holders: list[weakref.ref[_Holder]] = []

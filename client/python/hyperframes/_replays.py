@@ -14,7 +14,7 @@ from ._compiled_replay import run_compiled
 from ._frames import FrameStore
 from ._inflight import ForwardToken
 from ._meter import ParameterStorages
-from ._recompute import RecomputeFrame
+from ._recompute import BlockRun, RecomputeFrame
 from ._rerun import Elsewhere, MovedFrame, Seen
 from ._selective import Catching, SelectiveCounts, SelectiveFrame, Shelf
 from .plan import Plan
@@ -80,23 +80,17 @@ class Replays:
         parameters: ParameterStorages,
     ) -> Any:
         """The block's forward under a frame of its policy."""
-        device = store.device
+        run = BlockRun(key, module, forward, args, kwargs, store.device, self._count)
         if is_compiled(module):
-            return run_compiled(key, module, forward, args, kwargs, device, self._count)
+            return run_compiled(run)
         choices = plan.selected.get(key)
         if choices:
-            shelf = Shelf(store, device, micro_batch, plan.index[key], token)
-            selective = SelectiveFrame(
-                key, module, forward, args, kwargs, device, self._count_selective,
-                Catching(key, choices, shelf, self._selective), self._selective,
-            )  # fmt: skip
-            return selective.run(args, kwargs)
+            shelf = Shelf(store, store.device, micro_batch, plan.index[key], token)
+            mode = Catching(key, choices, shelf, self._selective)
+            run = run._replace(on_recompute=self._count_selective)
+            return SelectiveFrame(run, mode, self._selective).run(args, kwargs)
         if key in plan.rerun:
             seen = self._seen_in(token)
             elsewhere = Elsewhere(store, plan, micro_batch, parameters, seen, self._count_moved)
-            moved = MovedFrame(
-                key, module, forward, args, kwargs, device, self._count, elsewhere
-            )  # fmt: skip
-            return moved.run(args, kwargs)
-        frame = RecomputeFrame(key, module, forward, args, kwargs, device, self._count)
-        return frame.run(args, kwargs)
+            return MovedFrame(run, elsewhere).run(args, kwargs)
+        return RecomputeFrame(run).run(args, kwargs)

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.utils import _pytree
 
 from ._blocks import stays_reason
 from ._frames import FrameStore, Moved
 from ._meter import ParameterStorages, observe_everywhere
-from ._recompute import Collected, Hold, RecomputeFrame
+from ._recompute import BlockRun, Collected, Hold, RecomputeFrame
 from .errors import FailedPrecondition
 from .plan import Plan
 
@@ -190,21 +189,13 @@ class Elsewhere(NamedTuple):
 class MovedFrame(RecomputeFrame):
     """One call of a recomputed block whose second run puts its storages away one by one."""
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        device: torch.device,
-        on_recompute: Callable[[str, int], None],
-        elsewhere: Elsewhere,
-    ) -> None:
-        super().__init__(name, module, forward, args, kwargs, device, on_recompute)
+    def __init__(self, run: BlockRun, elsewhere: Elsewhere) -> None:
+        super().__init__(run)
         self._caches_casts = self._surroundings.caches_casts
         self._where = elsewhere
-        self._ordinals = Ordinals(name, (args, kwargs), elsewhere.parameters, elsewhere.others)
+        self._ordinals = Ordinals(
+            run.name, (run.args, run.kwargs), elsewhere.parameters, elsewhere.others
+        )
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._ordinals.first_run(tensor, self._device)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.utils import _pytree
 
 from ._blocks import MIN_MOVABLE
@@ -28,7 +27,7 @@ from ._frames import FrameStore, Kept, Moved, version_probe
 from ._inflight import ForwardToken
 from ._meter import observe_everywhere, passing_hooks
 from ._operators import HIDDEN_VIEW, Paused, shared_versions, tensors_in, written_by
-from ._recompute import EnoughError, RecomputeFrame, unpack_holder
+from ._recompute import BlockRun, EnoughError, RecomputeFrame, unpack_holder
 from .plan import Choice
 
 # Where the ordinals of operators' outputs begin: those of saved tensors count from 0.
@@ -295,19 +294,8 @@ class Serving(Paused):  # type: ignore[no-untyped-call]
 class SelectiveFrame(RecomputeFrame):
     """One call of a block whose expensive operators run once."""
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        device: torch.device,
-        on_recompute: Callable[[str, int], None],
-        mode: Catching,
-        counts: SelectiveCounts,
-    ) -> None:
-        super().__init__(name, module, forward, args, kwargs, device, on_recompute)
+    def __init__(self, run: BlockRun, mode: Catching, counts: SelectiveCounts) -> None:
+        super().__init__(run)
         self._mode: Catching | None = mode
         self._counts = counts
         self._sequence: list[Any] = mode.sequence
