@@ -64,6 +64,14 @@ def time_backward(
 
 def run_backward(output: Any, leaves: list[Any], module: nn.Module | None) -> bool:
     """The block's own backward, with ones for gradients; False where it has none."""
+    return bool(gradients_of(output, leaves, module))
+
+
+def gradients_of(
+    output: Any, leaves: list[Any], module: nn.Module | None
+) -> list[torch.Tensor | None]:
+    """Of arguments and parameters that want one, by the block's own backward; none where it has
+    none."""
     outs = [
         x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.requires_grad
     ]
@@ -72,9 +80,9 @@ def run_backward(output: Any, leaves: list[Any], module: nn.Module | None) -> bo
         wanted += [p for p in module.parameters() if p.requires_grad]
     outs = [x for x in outs if x.grad_fn is not None]
     if not outs or not wanted:
-        return False
-    torch.autograd.grad(outs, wanted, [torch.ones_like(x) for x in outs], allow_unused=True)
-    return True
+        return []
+    ones = [torch.ones_like(x) for x in outs]
+    return list(torch.autograd.grad(outs, wanted, ones, allow_unused=True))
 
 
 def set_random_state(cpu: torch.Tensor, gpu: torch.Tensor | None, device: torch.device) -> None:
