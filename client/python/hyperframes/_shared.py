@@ -123,8 +123,20 @@ def as_planned(profile: Profile, *, keep_from: int, recompute: bool) -> list[Blo
             )
             for storage in block.storages
         ]
+        # Run again, it reads what others saved for it before all else.
+        given = sum(
+            read.nbytes
+            for read in block.shared
+            if read.block != block.name and (read.block, read.ordinal) not in stays
+        )
         blocks.append(
-            dataclasses.replace(block, storages=storages, phases=_with_shared(block, waits, stays))
+            dataclasses.replace(
+                block,
+                storages=storages,
+                phases=_with_shared(block, waits, stays),
+                rerun_bytes=block.rerun_bytes and block.rerun_bytes + given,
+                rerun_working_bytes=block.rerun_working_bytes and block.rerun_working_bytes + given,
+            )
         )
     return blocks
 
