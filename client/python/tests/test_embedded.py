@@ -125,8 +125,10 @@ def test_a_backward_that_failed_gives_its_leases_back_with_its_graph() -> None:
     )  # fmt: skip
     with pytest.raises(torch.OutOfMemoryError), context as inside:
         loss = loss_of(inside(ids), targets)
-        engine = weakref.ref(context._store.engine)
-        assert context._store.live
+        store = context._store
+        assert store is not None and store.live
+        engine = weakref.ref(store.engine)
+        del store
         loss.backward()
     assert context.stats()["engine"]["bytes_out"]
     del loss
