@@ -161,10 +161,11 @@ class Search:
         return max(STEP, length // STEP * STEP)
 
     def run(self, mode: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
-        """Trials at the given lengths; without any, from a prediction up or down until the longest
-        that trains is known, or trials are used up. A row after each."""
+        """Trials at the given lengths, short ones first, up to one that does not train; without
+        any, from a prediction up or down until the longest that trains is known, or trials are used
+        up. A row after each."""
         if lengths:
-            yield from (self.trial(mode, length) for length in lengths)
+            yield from self._upwards(mode, sorted(lengths))
             return
         with time_limit(self._patience, f"prediction for {mode}"):
             length = self.predict(mode, *SHORT)
@@ -178,6 +179,13 @@ class Search:
             if rows[length].get("out_of_time"):
                 return
             length += STEP if rows[length]["trains"] else -STEP
+
+    def _upwards(self, mode: str, lengths: list[int]) -> Iterator[dict[str, Any]]:
+        for length in lengths:
+            row = self.trial(mode, length)
+            yield row
+            if not row["trains"]:
+                return
 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
