@@ -43,7 +43,7 @@ from bench.training.workload import FineTune, pinned_attention
 from hyperframes import _native
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = ("part", "length", "mode")
+KEY = ("part", "length", "mode", "allocator")
 JOBS = ("jobs", 32768, "host")
 
 

@@ -178,6 +178,8 @@ def test_the_longest_of_a_mode_is_compared_only_where_it_is_known() -> None:
     rows = [row(6144, "peer", True), row(4096, "checkpoint", True)]
     assert finetune.ratios(rows) == {}
     assert finetune.ratios([*rows, row(8192, "checkpoint", False, True)]) == {}
+    other_settings = [{**row(8192, "checkpoint", False), "allocator": "expandable_segments:True"}]
+    assert finetune.ratios([*rows, *other_settings]) == {}
     known = finetune.ratios([*rows, row(8192, "checkpoint", False)])
     assert known == {"longest_sequence_vs_checkpoint": 1.5}
 

@@ -181,6 +181,12 @@ STEPS = (
         150, 1, "finetune.json", 50, MUCH_HOST_MEMORY,
     ),
     Step(
+        "host_16k",
+        (*FINETUNE, "--lengths", "16k", "--modes", "nothing,checkpoint,host", "--rounds", "2",
+         "--steps", "2", "--once", "--seconds", "90"),
+        200, 1, "finetune.json", 90, MUCH_HOST_MEMORY,
+    ),
+    Step(
         "compiled_8k_host",
         (*FINETUNE, "--lengths", "8k", "--modes",
          "nothing_compiled,checkpoint_compiled,host_compiled", "--once", "--seconds", "120"),

@@ -190,22 +190,25 @@ class Search:
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     """From the longest that trained of each mode; against another one only where it is known that
-    this one trains no longer."""
-    most: dict[str, int] = {}
-    failed: dict[str, int] = {}
-    for row in rows:
-        if row["part"] != "longest":
-            continue
+    this one trains no longer, with the same settings of the allocator."""
+    most: dict[tuple[str, str], int] = {}
+    failed: dict[tuple[str, str], int] = {}
+    for row in (row for row in rows if row["part"] == "longest"):
+        of = row["mode"], row.get("allocator", "")
         if row["trains"]:
-            most[row["mode"]] = max(row["length"], most.get(row["mode"], 0))
+            most[of] = max(row["length"], most.get(of, 0))
         elif not row.get("out_of_time"):
-            failed[row["mode"]] = max(row["length"], failed.get(row["mode"], 0))
+            failed[of] = max(row["length"], failed.get(of, 0))
     found = {}
     for mode, word in (("peer", "longest_sequence"), ("host", "longest_sequence_host")):
         for name, other in (
             ("vs_checkpoint", "checkpoint"),
             ("vs_checkpoint_with_host_inputs", "checkpoint_inputs_on_host"),
         ):
-            if mode in most and 0 < most.get(other, 0) < failed.get(other, 0):
-                found[f"{word}_{name}"] = most[mode] / most[other]
+            length, allocator = max(
+                ((most[of], of[1]) for of in most if of[0] == mode), default=(0, "")
+            )
+            reference = other, allocator
+            if length and 0 < most.get(reference, 0) < failed.get(reference, 0):
+                found[f"{word}_{name}"] = length / most[reference]
     return found

@@ -22,7 +22,7 @@ def mode_ratios(rows: Rows) -> dict[str, float]:
     it; the one against checkpointing is always there."""
     found: dict[str, float | None] = {}
     by = {(r["length"], r["mode"]): r for r in rows if r["part"] == "modes"}
-    for word, length in (("8k", 8192), ("32k", 32768), ("64k", 65536), ("128k", 131072)):
+    for word, length in ((f"{k}k", k * 1024) for k in (8, 16, 32, 64, 128)):
         for mode in (f"{base}{suffix}" for base in ("peer", "host", "auto") for suffix in SUFFIXES):
             row = by.get((length, mode))
             suffix = "_compiled" if mode.endswith("_compiled") else ""
