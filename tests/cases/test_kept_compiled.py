@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import hyperframes as hf
 from cases.framing import profiled
 from cases.small_gpt import batch, loss_of, make_gpt
 from cases.test_compiled_blocks import WAYS
@@ -77,7 +75,7 @@ def test_t22_a_backend_that_gives_every_run_the_same_memory_keeps_it() -> None:
 
         return run
 
-    assert reason(backend=overwriting) == "two runs from one random state differ"
+    assert "two runs from one random state differ" in reason(backend=overwriting)
 
 
 def test_t22_compiled_code_that_counts_its_runs_keeps_it() -> None:
@@ -96,67 +94,3 @@ def test_t22_compiled_code_that_counts_its_runs_keeps_it() -> None:
 
 def test_t22_a_backend_without_ahead_of_time_autograd_keeps_it() -> None:
     assert "cannot be told from another version" in reason(backend="eager")
-
-
-class _Draws(nn.Module):
-    """Multiplies, and saves a number that differs between runs, as attention saves memory that it
-    never wrote to. ``reads``: its backward depends on that number."""
-
-    def __init__(self, reads: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((8,), 2.0))
-        self.multiply = _operator_that_reads if reads else _operator_that_does_not
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.multiply(x, self.weight)[0]
-        return torch.sin(made)
-
-
-_runs = itertools.count(1)
-
-
-def _operator(name: str, reads: bool) -> Any:
-    @torch.library.custom_op(f"hyperframes_tests::{name}", mutates_args=())
-    def multiply(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * weight, torch.tensor([next(_runs), 0])
-
-    @multiply.register_fake
-    def _(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.empty_like(x), torch.empty(2, dtype=torch.int64)
-
-    @torch.library.custom_op(f"hyperframes_tests::{name}_backward", mutates_args=())
-    def backward(
-        gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = state[0] if reads else 1
-        return gradient * weight * scale, (gradient * x).sum(0)
-
-    @backward.register_fake
-    def _(
-        gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.empty_like(x), torch.empty_like(weight)
-
-    def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs, output[1])
-
-    multiply.register_autograd(
-        lambda ctx, gradient, _: backward(gradient, *ctx.saved_tensors), setup_context=keep
-    )
-    return multiply
-
-
-_operator_that_reads = _operator("multiply_by_state", reads=True)
-_operator_that_does_not = _operator("multiply", reads=False)
-
-
-@pytest.mark.parametrize(
-    ("reads", "why"), [(False, ""), (True, "two runs from one random state differ")]
-)
-def test_t22_a_state_that_no_backward_reads_may_differ_between_two_runs(
-    reads: bool, why: str
-) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), _Draws(reads), nn.Linear(8, 8))
-    model[1].compile(backend="aot_eager")
-    profile = hf.profile(model, torch.randn(4, 8, requires_grad=True), blocks=["1"])
-    assert profile.block("1").keep_reason == why

@@ -21,8 +21,7 @@ from ._recompute import BlockRun
 from .profile import BlockInfo
 
 _LONGEST_REASON = 200
-_MOST_STATE = 16  # Numbers in what an operator saves of its random state.
-_DIFFERS = "two runs from one random state differ"
+_DIFFER = "two runs from one random state differ"
 
 
 def measure_compiled(
@@ -34,8 +33,8 @@ def measure_compiled(
 ) -> None:
     """Fills in ``keep_reason`` of ``info``; where it stays empty the block may run again.
 
-    Takes two forwards and a backward of the block, whose gradients go nowhere; as much again where
-    gradients alone can tell. Random states are as before; buffers are the caller's to put back.
+    Takes two forwards and a backward of the block, whose gradients go nowhere. Random states are as
+    before; buffers are the caller's to put back.
 
     Args:
         forward: the compiled call.
@@ -50,7 +49,7 @@ def measure_compiled(
         return
     states = RandomStates(device)
     try:
-        info.keep_reason = _tried(info.name, module, forward, arguments, states, device)
+        info.keep_reason = _tried(info.name, module, forward, arguments, device)
     except Exception as error:  # Whatever it is, training had better not meet it.
         text = f"it cannot run again: {type(error).__name__}: {error}"
         info.keep_reason = " ".join(text.split())[:_LONGEST_REASON]
@@ -79,7 +78,6 @@ def _tried(
     module: nn.Module,
     forward: Callable[..., Any],
     arguments: Callable[[], tuple[Any, Any]],
-    states: RandomStates,
     device: torch.device,
 ) -> str:
     args, kwargs = given = arguments()
@@ -95,20 +93,20 @@ def _tried(
     if keep_random_states(frame.codes):
         return "compiled, with random states of its own"
     before = _fingerprints(output)
-    gradients = _fingerprints(gradients_of(output, _pytree.tree_leaves(given), module))
-    # CUDA graphs of whatever backend give each run's output the same memory.
-    same = all(map(torch.equal, before, _fingerprints(output)))
-    if same and not frame.differs and frame.differs_in_state:
-        states.put_back()
-        args, kwargs = given = arguments()
-        plain = gradients_of(forward(*args, **kwargs), _pytree.tree_leaves(given), module)
-        same = all(map(torch.equal, gradients, _fingerprints(plain)))
-    return "" if same and not frame.differs else _DIFFERS
+    gradients_of(output, _pytree.tree_leaves(given), module)
+    if not all(map(torch.equal, before, _fingerprints(output))):
+        # CUDA graphs of whatever backend give each run's output the same memory.
+        return f"{_DIFFER}: the second one writes to what the first one returned"
+    return f"{_DIFFER}: {frame.differs} that it saves" if frame.differs else ""
 
 
 def _fingerprints(output: Any) -> list[torch.Tensor]:
     leaves = _pytree.tree_leaves(output)
     return [fingerprint(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _words(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 class _Trial(CompiledFrame):
@@ -117,10 +115,7 @@ class _Trial(CompiledFrame):
     def __init__(self, run: BlockRun) -> None:
         super().__init__(run)
         self._first: list[torch.Tensor] = []
-        self.differs = False
-        # In what may be an operator's random state: attention without dropout leaves it as its
-        # memory was, and never reads it.
-        self.differs_in_state = False
+        self.differs = ""  # The first tensor that did, as words.
 
     @property
     def saves(self) -> bool:
@@ -132,8 +127,6 @@ class _Trial(CompiledFrame):
 
     def _compare(self, holder: Any, tensor: torch.Tensor) -> None:
         super()._compare(holder, tensor)
-        if not torch.equal(fingerprint(tensor), self._first[holder.index]):
-            if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MOST_STATE:
-                self.differs = True
-            else:
-                self.differs_in_state = True
+        kept = holder.index in self._states
+        if not kept and not torch.equal(fingerprint(tensor), self._first[holder.index]):
+            self.differs = self.differs or _words(tensor)

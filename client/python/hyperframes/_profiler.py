@@ -269,6 +269,8 @@ class _Run:
         found: dict[int, StorageInfo],
         phases: PhaseRecorder,
     ) -> torch.Tensor:
+        if block == REST and self._running:
+            return tensor.detach()  # Of a block's trial: no step has it, and nobody reads it there.
         if self._gathers and block in self._blocks and is_compiled(self._blocks[block]):
             self._parameters.add(self._blocks[block])
         reason = self._stays(tensor)
@@ -288,8 +290,7 @@ class _Run:
                             **describe_tensor(tensor),
                         )
                     info.consumers += 1
-                if block != REST or not self._running:  # A block that is measured is no reader.
-                    phases.saved(record, handle)
+                phases.saved(record, handle)
         return handle
 
     def _measure(

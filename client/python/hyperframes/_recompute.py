@@ -3,6 +3,9 @@
 In forward the block's tensors leave only their geometry; its inputs are saved through the hooks
 below, so that they get a tier. The first tensor that backward asks for runs the block again, once
 per graph task, with random state, autocast and training flags as they were.
+
+What an operator saves of its random state is kept instead: a few numbers. An operator that drew
+nothing may have left them as its memory was, and one that draws by itself would draw others.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from ._frames import View, modified_error, version_probe
 from ._meter import observe_everywhere, passing_hooks
 from .errors import FailedPrecondition, HyperFramesError, RecomputeMismatch
 
+_MOST_STATE = 16  # Numbers in what an operator saves of its random state.
+_OWN_STORAGE = 512  # Bytes: a small tensor in a larger one would keep that.
 _KEPT_TASKS = 2  # Graph tasks whose recomputed tensors are held at once (nested backwards).
 
 
@@ -173,6 +178,7 @@ class RecomputeFrame:
         self._surroundings = Surroundings(module, device)
         # The graph of the first forward holds holders, holders hold this; never the other way.
         self._holders: list[weakref.ref[_Holder]] = []
+        self._states: dict[int, torch.Tensor] = {}  # Of the first run, by index.
         self._tasks: dict[int, dict[int, Collected]] = {}
         self._state = [
             (part, tensor, tensor._version)
@@ -194,11 +200,16 @@ class RecomputeFrame:
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
         holder = _Holder(self, len(self._holders), tensor)
+        if _may_be_state(tensor):
+            own = tensor.untyped_storage().nbytes() <= _OWN_STORAGE
+            self._states[holder.index] = tensor.detach() if own else tensor.detach().clone()
         self._holders.append(weakref.ref(holder))
         return holder
 
     def tensor(self, holder: _Holder) -> torch.Tensor:
         """The recomputed tensor for ``holder``; runs the block where this graph task has not."""
+        if holder.index in self._states:
+            return self._states[holder.index].clone()  # Compiled code may write to what it gets.
         task = torch._C._current_graph_task_id()
         collected = self._tasks.get(task) if task != -1 else None
         found = collected[holder.index].take() if collected else None
@@ -279,7 +290,7 @@ class RecomputeFrame:
             holder = self._holders[index]() if index < expected else None
             if holder is not None:
                 self._compare(holder, tensor)
-            held = hold(index, tensor, holder is not None)
+            held = hold(index, tensor, holder is not None and index not in self._states)
             if counter == expected:
                 raise EnoughError
             return held
@@ -338,6 +349,14 @@ class RecomputeFrame:
             f"{tensor.device} when it was recomputed. Keep the block from being recomputed with "
             "forbid=['recompute'], or make its forward repeatable."
         )
+
+
+def _may_be_state(tensor: torch.Tensor) -> bool:
+    return (
+        not (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.layout is torch.strided
+        and 0 < tensor.numel() <= _MOST_STATE
+    )
 
 
 def unpack_holder(holder: _Holder) -> torch.Tensor:
