@@ -11,6 +11,13 @@ from torch.utils import _pytree
 
 from ._frames import View
 
+_LONGEST_WORDS = 160
+
+
+def words_of(error: Exception) -> str:
+    """Its kind and message as one bounded line, for a reason in a profile."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_WORDS]
+
 
 def fresh(leaves: list[Any]) -> list[Any]:
     """The arguments again, as leaves of a graph of their own."""

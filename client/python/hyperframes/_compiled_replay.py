@@ -93,8 +93,8 @@ class CompiledFrame(RecomputeFrame):
         args, kwargs = _pytree.tree_unflatten(leaves, spec)
         return args, kwargs
 
-    def _recompute(self, asked: Any) -> Any:
-        collected = super()._recompute(asked)
+    def _recompute(self) -> Any:
+        collected = super()._recompute()
         for one in collected.values():
             one.storage = None  # Whoever takes it may write to it: it is not to be found again.
         return collected

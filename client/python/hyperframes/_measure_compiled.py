@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from ._block_runs import gradients_of
+from ._block_runs import gradients_of, words_of
 from ._compiled import runs_hooks
 from ._compiled_replay import CompiledFrame, keep_random_states
 from ._gathered import gathers_weights
@@ -20,7 +20,6 @@ from ._preserve import RandomStates
 from ._recompute import BlockRun
 from .profile import BlockInfo
 
-_LONGEST_REASON = 200
 _DIFFER = "two runs from one random state differ"
 
 
@@ -51,8 +50,7 @@ def measure_compiled(
     try:
         info.keep_reason = _tried(info.name, module, forward, arguments, device)
     except Exception as error:  # Whatever it is, training had better not meet it.
-        text = f"it cannot run again: {type(error).__name__}: {error}"
-        info.keep_reason = " ".join(text.split())[:_LONGEST_REASON]
+        info.keep_reason = f"it cannot run again: {words_of(error)}"
     finally:
         states.put_back()
 

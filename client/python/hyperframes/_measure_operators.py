@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._block_runs import words_of
 from ._blocks import MIN_MOVABLE
 from ._engine import KEEP
 from ._frames import describe_tensor, version_probe
@@ -48,7 +49,6 @@ _FINGERPRINT_PARTS = 64
 _COPIES = 3
 _REPEATS = 2  # Each operator's time is the least of so many.
 _LARGEST_COPY = 64 << 20
-_LONGEST_REASON = 160
 
 
 _cheap_passes, _most_candidates = CHEAP_PASSES, MOST_CANDIDATES
@@ -222,9 +222,8 @@ class _Trial(SelectiveFrame):
 
     def again(self) -> dict[int, Any]:
         """Runs it again with what was caught; ``seconds`` is the least that it took so far."""
-        living = (holder for ref in self._holders if (holder := ref()) is not None)
         start = _now(self._device)
-        collected = self._recompute(next(living))
+        collected = self._recompute()
         self.seconds = min(self.seconds, _now(self._device) - start)
         return collected
 
@@ -296,8 +295,7 @@ def measure_operators(
             info.selective_base_s = _tried(info, module, forward, arguments(), device, found)
             info.selective = found
     except Exception as error:  # A mode on every operator meets what a plain run never does.
-        text = " ".join(f"trying it failed: {type(error).__name__}: {error}".split())
-        info.selective_reason = text[:_LONGEST_REASON]
+        info.selective_reason = f"trying it failed: {words_of(error)}"
 
 
 def _timed_candidates(

@@ -3,13 +3,13 @@ rerun can get by with."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from ._block_runs import words_of
 from ._blocks import Ledger
 from ._gathered import gathers_inside
 from ._meter import ActivationMeter, ParameterStorages, passing_hooks
@@ -72,23 +72,28 @@ def measure_rerun(
     ledger: Ledger,
     parameters: ParameterStorages,
 ) -> None:
-    """Fills in ``rerun_bytes`` and ``rerun_working_bytes`` of ``info``; they stay 0 where that
-    fails. Takes one forward of the block. Random states are as before; buffers are the caller's to
-    put back, and the ledger is only read.
+    """Fills in ``rerun_bytes`` and ``rerun_working_bytes`` of ``info``; where that fails they stay
+    0, and ``rerun_reason`` says why. Takes one forward of the block. Random states are as before;
+    buffers are the caller's to put back, and the ledger is only read.
 
     Args:
         arguments: makes fresh positional and keyword arguments for one call.
         ledger: of the profile, after the block has run.
     """
     if gathers_inside(module):
+        info.rerun_reason = "FSDP gathers its weights inside"
         return
     looking = _Looking(info.name, ledger, parameters)
     surroundings = Surroundings(module, ledger.device)
     surroundings.caches_casts = False  # As when it runs again: nothing is there before it.
-    with contextlib.suppress(Exception), surroundings.replayed():
-        args, kwargs = arguments()
-        looking.begin()
-        with passing_hooks(looking.pack, looking.unpack):
-            forward(*args, **kwargs)
-        info.rerun_bytes = looking.saved_bytes
-        info.rerun_working_bytes = looking.working_bytes
+    try:
+        with surroundings.replayed():
+            args, kwargs = arguments()
+            looking.begin()
+            with passing_hooks(looking.pack, looking.unpack):
+                forward(*args, **kwargs)
+    except Exception as error:  # Then it only runs again as a whole, as it would without this.
+        info.rerun_reason = words_of(error)
+        return
+    info.rerun_bytes = looking.saved_bytes
+    info.rerun_working_bytes = looking.working_bytes

@@ -217,7 +217,7 @@ class RecomputeFrame:
             # Also when it was consumed before and its memory is gone: saved_tensors read twice.
             if collected is not None:
                 self._let_go(collected)
-            collected = self._recompute(holder)
+            collected = self._recompute()
             found = collected[holder.index].take()
             if task != -1:
                 self._remember(task, collected)
@@ -277,7 +277,7 @@ class RecomputeFrame:
                     "backward, or keep this plan from recomputing with forbid=['recompute']."
                 )
 
-    def _recompute(self, asked: _Holder) -> dict[int, Collected]:
+    def _recompute(self) -> dict[int, Collected]:
         self._check_state()
         start = time.perf_counter_ns()
         collected: dict[int, Collected] = {}
@@ -309,7 +309,6 @@ class RecomputeFrame:
         except BaseException:
             self._let_go(collected)  # The traceback holds it.
             raise
-        assert asked.index in collected
         self._on_recompute(self.name, time.perf_counter_ns() - start)
         return collected
 

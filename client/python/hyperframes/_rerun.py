@@ -201,11 +201,11 @@ class MovedFrame(RecomputeFrame):
         self._ordinals.first_run(tensor, self._device)
         return super()._pack(tensor)
 
-    def _recompute(self, asked: Any) -> dict[int, Collected]:
+    def _recompute(self) -> dict[int, Collected]:
         # The cache would hold every weight's cast to the end of the run. Around a backward inside
         # the caller's own autocast it holds them anyway, and they are those of the first run.
         self._surroundings.caches_casts = self._caches_casts and _is_inside_autocast()
-        collected = super()._recompute(asked)
+        collected = super()._recompute()
         # What was made last is read first, behind its own copy-out: plans count no stash from here.
         self._where.store.release_sources(0)
         return collected

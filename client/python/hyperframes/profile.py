@@ -149,9 +149,10 @@ class BlockInfo:
     selective_base_s: float = 0.0
     selective_reason: str = ""
     # When it runs again and nobody holds what it saves: most bytes of its own storages alive at
-    # once, and on CUDA the allocator's peak beyond the start. 0: unknown.
+    # once, and on CUDA the allocator's peak beyond the start. 0: unknown, and maybe why.
     rerun_bytes: int = 0
     rerun_working_bytes: int = 0
+    rerun_reason: str = ""
 
     @property
     def nbytes(self) -> int:

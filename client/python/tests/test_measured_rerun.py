@@ -142,6 +142,22 @@ def test_what_never_runs_again_has_no_such_figure() -> None:
     assert float(model.layers[0].calls) == 0.0
 
 
+def test_a_second_run_that_cannot_be_measured_says_why() -> None:
+    class Slope(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(sample().shape[-1], sample().shape[-1])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x).square()
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return y + slope
+
+    block = hf.profile(stack(Slope), sample()).block("layers.1")
+    assert block.rerun_bytes == 0 and not block.keep_reason
+    assert "differentiates inside its forward" in block.rerun_reason
+
+
 class _TooLarge(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.11 GiB.")
