@@ -249,6 +249,8 @@ def test_results_of_two_machines_are_merged_row_by_row() -> None:
     second = {"name": "finetune", "rows": [row(1, "old"), row(2, "old"), row(3, "new")]}
     report = merge.merged(finetune, base, [first, second])
     assert [r["command"] for r in report["rows"]] == ["new", "old", "new"]
+    carried = {"commit": "b", "rows": [{**row(1, "carried"), "commit": "a"}]}
+    assert merge.merged(finetune, base, [first, carried])["rows"] == first["rows"]
 
 
 def test_one_gpu_is_taken_as_two_by_the_steps_that_can_and_every_line_says_so(
@@ -292,6 +294,24 @@ def test_rows_of_a_twin_are_never_mixed_with_those_of_real_gpus(tmp_path: Path) 
     assert report["rows"] == lent
     assert report["ratios"] == {"longest_sequence_vs_checkpoint": 3.0}
     assert merge.merged(finetune, {"rows": alone}, [{"rows": lent}])["rows"] == alone
+
+
+def test_what_real_gpus_have_shown_gives_a_twin_ratios(tmp_path: Path) -> None:
+    def row(mode: str, length: int, **more: object) -> dict[str, object]:
+        return {"part": "longest", "mode": mode, "length": length, "trains": True, **more}
+
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    lent = {"rows": [row("peer", 3000, twin=True)], "ratios": {}}
+    (folder / "finetune_twin.json").write_text(json.dumps(lent))
+    news = {"rows": [row("checkpoint", 1000), row("checkpoint", 2000, trains=False)]}
+    inside, archive = tmp_path / "finetune.json", tmp_path / "results.tar.gz"
+    inside.write_text(json.dumps(news))
+    with tarfile.open(archive, "w:gz") as opened:
+        opened.add(inside, "results/finetune.json")
+    merge.main([str(archive)], folder)
+    twins = json.loads((folder / "finetune_twin.json").read_text())
+    assert twins == {**lent, "ratios": {"longest_sequence_vs_checkpoint": 3.0}}
 
 
 def test_figures_of_an_earlier_call_are_taken_up(

@@ -38,9 +38,9 @@ def reports(archive: Path) -> dict[str, dict[str, Any]]:
 def merged(
     module: Any, base: dict[str, Any], news: list[dict[str, Any]], real: Path | None = None
 ) -> dict[str, Any]:
-    """The report with the rows of all; later ones win. What a machine only carried along from
-    ``base`` is no news. ``real``: the report is of one GPU seen as two, and that is the one of
-    real GPUs; the rows of the two are never mixed."""
+    """The report with the rows of all; later ones win. What a machine only carried along, from
+    ``base`` or from an earlier commit, is no news. ``real``: the report is of one GPU seen as two,
+    and that is the one of real GPUs; the rows of the two are never mixed."""
     ratios = module.ratios if real is None else twin_ratios(real, module.KEY, module.ratios)
 
     def key(row: dict[str, Any]) -> str:
@@ -52,19 +52,25 @@ def merged(
         rows |= {
             key(row): row
             for row in report["rows"]
-            if row not in carried and bool(row.get("twin")) == (real is not None)
+            if row not in carried
+            and row.get("commit") == report.get("commit")
+            and bool(row.get("twin")) == (real is not None)
         }
     everything = [rows[name] for name in sorted(rows)]
     return {**base, **news[-1], "rows": everything, "ratios": ratios(everything)}
 
 
-def main(archives: list[str]) -> None:
+def main(archives: list[str], folder: Path = ROOT / "docs/benchmarks") -> None:
     by_file: dict[str, list[dict[str, Any]]] = {}
     for archive in archives:
         for name, report in reports(Path(archive)).items():
             by_file.setdefault(name, []).append(report)
-    for name, news in sorted(by_file.items()):
-        path = ROOT / "docs/benchmarks" / name
+    for name in tuple(by_file):  # A twin's ratios compare with the rows of real GPUs.
+        lent = f"{Path(name).stem}{TWIN}.json"
+        if (folder / lent).exists():
+            by_file.setdefault(lent, [])
+    for name, news in sorted(by_file.items()):  # Those of real GPUs come first.
+        path = folder / name
         base = json.loads(path.read_text()) if path.exists() else {}
         stem = path.stem.removesuffix(TWIN)
         module = SHARED.get(stem)
