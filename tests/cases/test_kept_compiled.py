@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+import hyperframes as hf
 from cases.framing import profiled
-from cases.small_gpt import batch, loss_of, make_gpt
+from cases.small_gpt import DEVICE, batch, loss_of, make_gpt
 from cases.test_compiled_blocks import WAYS
 from cases.test_recomputed_compiled import ALL, Watching, again, compiled, ran_again
+from hyperframes import _refusals
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +33,27 @@ def reason(**compile_options: Any) -> str:
     return reasons.pop()
 
 
-def test_t22_cuda_graphs_keep_a_block_from_running_again() -> None:
-    assert "CUDA graphs" in reason(mode="reduce-overhead")
+@pytest.mark.parametrize("whole", [False, True])
+def test_t22_cuda_graphs_of_a_block_are_refused_by_name(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_gpt()
+    if whole:
+        model.blocks[1] = torch.compile(model.blocks[1], mode="reduce-overhead")
+    else:
+        model.blocks[1].compile(mode="reduce-overhead")
+    monkeypatch.setattr(_refusals, "_is_on_gpu", lambda module: True)
+    for use in (profiled, hf.hyperframes):
+        with pytest.raises(
+            hf.Unimplemented, match=r"blocks\.1 is compiled into CUDA graphs"
+        ) as why:
+            use(model)
+        assert "max-autotune-no-cudagraphs" in str(why.value)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="there are no graphs on a processor")
+def test_t22_a_mode_that_means_graphs_on_gpus_is_a_plain_one_on_processors() -> None:
+    assert reason(mode="reduce-overhead") == ""
 
 
 @pytest.mark.parametrize("name", list(WAYS))

@@ -12,9 +12,9 @@ CASES = (  # Apart from the checkout's own settings, which name tools that need 
 )  # fmt: skip
 # A machine may be given memory only as it uses it: half of what is free would be too little.
 MUCH_HOST_MEMORY = (("HYPERFRAMES_HOST_BYTES", "96GiB"),)
-# Checkpointing's longest is 88K there without whole segments: the first are 1.41 and 1.64 times
-# that. After one that does not train none is tried.
-LONG = "126976,147456,163840"
+# Checkpointing's longest is 104K there: the first is 1.54 times that. After one that does not train
+# none is tried.
+LONG = "163840,176128"
 # Near its limit a GPU is lost to pieces without it, in every mode.
 WHOLE_SEGMENTS = (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
 LONGEST = ("--part", "longest", "--alike", "3", "--patience", "240")
@@ -100,7 +100,7 @@ STEPS = (
     # One trial that trains is enough: it is compared with the longest of the others.
     Step("longest_peer_two", (*FINETUNE, *LONGEST, "--modes", "peer", "--lend", "64GiB",
                               "--lengths", LONG, "--patience", "400"), 480, 2,
-         "longest_peer where one lender stands for two", 165, WHOLE_SEGMENTS),
+         "longest_peer where one lender stands for two", 110, WHOLE_SEGMENTS),
     Step("longest_peer", (*FINETUNE, *LONGEST, "--modes", "peer", "--seconds", "100"), 400, 2,
          "finetune.json, every GPU capped", 130, WHOLE_SEGMENTS),
     Step(
@@ -172,7 +172,7 @@ STEPS = (
     Step(
         "longest_inputs_alone",
         (*FINETUNE, *LONGEST, "--modes", "checkpoint_inputs_on_host", "--seconds", "200"),
-        400, 1, "longest_inputs, on the first GPU", 150, WHOLE_SEGMENTS,
+        400, 1, "longest_inputs, on the first GPU", 220, WHOLE_SEGMENTS,
     ),
     Step(
         "host_8k",
@@ -228,7 +228,7 @@ STEPS = (
     Step(
         "longest_host",
         (*FINETUNE, *LONGEST, "--modes", "host", "--lengths", LONG, "--patience", "400"),
-        500, 1, "finetune.json, capped at 40 GiB", 165,
+        500, 1, "finetune.json, capped at 40 GiB", 140,
         (*MUCH_HOST_MEMORY, *WHOLE_SEGMENTS),
     ),
 )  # fmt: skip

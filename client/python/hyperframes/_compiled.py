@@ -8,6 +8,7 @@ hooks, ``torch.compile(module)`` makes an OptimizedModule whose forward is the c
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,16 @@ def runs_hooks(module: nn.Module) -> bool:
         or inner._forward_pre_hooks
         or inner._backward_hooks
         or inner._backward_pre_hooks
+    )
+
+
+def records_graphs(module: nn.Module) -> bool:
+    """It is compiled into CUDA graphs, as mode="reduce-overhead" has it."""
+    config = sys.modules.get("torch._inductor.config")
+    read = getattr(getattr(module, call_attribute(module)), "get_compiler_config", None)
+    settings = (read() if read is not None else None) or {}
+    return bool(
+        settings.get("triton.cudagraphs") or (config is not None and config.triton.cudagraphs)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +42,7 @@ def measure_compiled(
     # Nobody sees all that compiled code sends. Where ranks agree, they send it equally often.
     info.collectives = world_size() > 1
     if not info.keep_reason:
-        info.keep_reason = _never(module, forward)
+        info.keep_reason = _never(module)
     if info.keep_reason:
         return
     states = RandomStates(device)
@@ -55,19 +54,13 @@ def measure_compiled(
         states.put_back()
 
 
-def _never(module: nn.Module, forward: Callable[..., Any]) -> str:
+def _never(module: nn.Module) -> str:
     if any(gathers_weights(part) for part in module.modules()):
         # FSDP's hooks are part of what is compiled: they would gather and free weights inside of a
         # backward that does so itself.
         return "compiled, with weights that FSDP gathers"
     if runs_hooks(module):
         return "compiled with hooks of its own, which would run twice"
-    config = sys.modules.get("torch._inductor.config")
-    read = getattr(forward, "get_compiler_config", None)
-    settings = (read() if read is not None else None) or {}
-    # As mode="reduce-overhead" has it.
-    if settings.get("triton.cudagraphs") or (config is not None and config.triton.cudagraphs):
-        return "compiled with CUDA graphs, whose runs overwrite what the last one left"
     return ""
 
 
@@ -93,7 +86,7 @@ def _tried(
     before = _fingerprints(output)
     gradients_of(output, _pytree.tree_leaves(given), module)
     if not all(map(torch.equal, before, _fingerprints(output))):
-        # CUDA graphs of whatever backend give each run's output the same memory.
+        # As a backend does that gives every run the same memory.
         return f"{_DIFFER}: the second one writes to what the first one returned"
     return f"{_DIFFER}: {frame.differs} that it saves" if frame.differs else ""
 

@@ -10,7 +10,7 @@ from torch import nn
 from . import _guard
 from ._blocks import holds_stack
 from ._compiled import is_compiled as is_compiled
-from ._compiled import refuse_whole
+from ._compiled import records_graphs, refuse_whole
 from ._meter import ActivationMeter, passing_hooks, top_hooks
 from .errors import FailedPrecondition, Unimplemented
 
@@ -25,14 +25,28 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DDP or DataParallel; block names are then the user's own.
 
     FailedPrecondition: the model, or a part of it that holds many layers, is compiled as a whole.
+    Unimplemented: a part is compiled into CUDA graphs.
     """
     model = unwrap_data_parallel(model)
     if is_compiled(model):
         refuse_whole("The whole model is compiled")
     for name, part in model.named_modules():
-        if is_compiled(part) and holds_stack(part):
+        if not is_compiled(part):
+            continue
+        if holds_stack(part):
             refuse_whole(f"{name} is compiled with all its layers")
+        if records_graphs(part) and _is_on_gpu(part):
+            raise Unimplemented(
+                f"{name} is compiled into CUDA graphs (mode='reduce-overhead', or "
+                "torch._inductor.config.triton.cudagraphs): a graph owns the memory of what it "
+                "saves and replays fixed addresses, so that nothing of it can move. Compile with "
+                "mode='default' or mode='max-autotune-no-cudagraphs'."
+            )
     return model
+
+
+def _is_on_gpu(module: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in module.parameters())
 
 
 def unwrap_data_parallel(model: nn.Module) -> nn.Module:
