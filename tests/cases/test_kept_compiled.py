@@ -39,7 +39,8 @@ def test_t22_cuda_graphs_of_a_block_are_refused_by_name(
 ) -> None:
     model = make_gpt()
     if whole:
-        model.blocks[1] = torch.compile(model.blocks[1], mode="reduce-overhead")
+        block: Any = torch.compile(model.blocks[1], mode="reduce-overhead")
+        model.blocks[1] = block
     else:
         model.blocks[1].compile(mode="reduce-overhead")
     monkeypatch.setattr(_refusals, "_is_on_gpu", lambda module: True)
