@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ from bench.training import modes as all_modes
 from bench.training.article import run_article
 from bench.training.bouts import add_flags, plan_of, read_flags, rows_by_bout
 from bench.training.ceiling import measure_ceiling
+from bench.training.drivers import measure_drivers
 from bench.training.jobs import Together, combine, run_jobs
 from bench.training.lender import measure_lender
 from bench.training.measure import Meter, Plan, summary
@@ -215,7 +217,8 @@ def main() -> None:
     if args.part == "lender" and torch.cuda.device_count() < 2:
         raise SystemExit("the part lender needs two GPUs")
     if args.part == "lender":
-        for row in measure_lender(args.device, torch.device("cuda", 1), say):
+        gpus = args.device, torch.device("cuda", 1)
+        for row in itertools.chain(measure_lender(*gpus, say), measure_drivers(*gpus, say)):
             write(args, [row], quietly=True)
         return
     torch._dynamo.config.recompile_limit = 64

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.training import drivers, lender
 from bench.training.ceiling import Ceiling, Slowdown
 from bench.training.hyper import least_budget
 from bench.training.measure import (
@@ -143,3 +144,33 @@ def test_the_smallest_budget_is_read_from_a_refusal() -> None:
     text = "no plan fits; the smallest budget that works is 3.33MiB (3486720 bytes)"
     assert least_budget(text) == 3486720
     assert least_budget("no plan fits") is None
+
+
+class _NoCopies:
+    """Of a driver that costs compute a tenth, or a fiftieth."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+
+def test_copies_driven_from_either_side_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = torch.device("cuda", 0), torch.device("cuda", 1)
+    monkeypatch.setattr(
+        drivers, "works", lambda gpu: dict.fromkeys(("elementwise", "matmul"), (0, 0))
+    )
+    monkeypatch.setattr(lender, "_timed", lambda work, gpu, repeats: 0.01 * repeats)
+    monkeypatch.setattr(
+        lender, "_loaded",
+        lambda copies, direction, work, gpu, repeats, alone: (alone * (1 + copies.share), 3e11),
+    )  # fmt: skip
+
+    def make(here: torch.device, there: torch.device, driver: torch.device) -> Any:
+        assert driver in (here, there) and here != there
+        return _NoCopies(0.1 if driver == here else 0.02)
+
+    said: list[str] = []
+    rows = list(drivers.measure_drivers(*gpus, said.append, make))
+    assert len(rows) == len({row["mode"] for row in rows}) == len(said) == 8
+    for row in rows:
+        expected = 0.1 if row["mode"].endswith("by_borrower") else 0.02
+        assert row["slowdown"] == pytest.approx(expected) and row["copy_gb_per_s"] == 300

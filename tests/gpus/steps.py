@@ -110,7 +110,7 @@ STEPS = (
         360, 2, "finetune.json: as many jobs as GPUs, host memory alone lends", 165,
         (("HYPERFRAMES_HOST_BYTES", "112GiB"),),
     ),
-    Step("lender", (*FINETUNE, "--part", "lender"), 120, 2, "finetune.json", 25),
+    Step("lender", (*FINETUNE, "--part", "lender"), 120, 2, "finetune.json", 35),
     Step("cluster", ("python", "tests/gpus/cluster_on_gpus.py"), 290, 1,
          "a job borrows through an agent, of one GPU host memory; agent and worker killed", 110),
     Step("cases", (*CASES, "-n", "8", "--dist", "loadfile", "--ignore=tests/cases/test_on_gpus.py",

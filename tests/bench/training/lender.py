@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,29 @@ from hyperframes import _native
 
 from .measure import timing_event
 
-_CHUNK = 256 << 20
-_SHORTEST_S = 0.03  # Of compute in one measurement.
+CHUNK = 256 << 20
+SHORTEST_S = 0.03  # Of compute in one measurement.
 _PAIRS = 5
 _FASTEST = 450e9  # Bytes per second that no link of today reaches in one direction.
+
+
+class Copies(Protocol):
+    """Copies at full rate that compute is timed beside."""
+
+    def put(self) -> int:
+        """Starts copies to the lender. Returns bytes."""
+
+    def fetch(self, passes: int = 1) -> int:
+        """Starts copies back, so many times. Returns bytes."""
+
+    def passes_for(self, seconds: float) -> int:
+        """Of fetches that last so long, and half as long again, on the fastest of links."""
+
+    def finish(self) -> None:
+        """Waits for the last copy under way."""
+
+    def drop(self) -> None:
+        """Gives back what the copies took."""
 
 
 class Borrower:
@@ -32,12 +51,12 @@ class Borrower:
             "stash_limit": 1 << 50,
             "prefetch_limit": 1 << 50,
             "leases": [
-                {"device": self._lender, "tier": "TIER_PEER", "bytes": chunks * _CHUNK}
+                {"device": self._lender, "tier": "TIER_PEER", "bytes": chunks * CHUNK}
             ],
         }  # fmt: skip
         self._engine = _native.NativeEngine(machine, options)
         self._device = device
-        self._buffer = torch.empty(_CHUNK, dtype=torch.uint8, device=device)
+        self._buffer = torch.empty(CHUNK, dtype=torch.uint8, device=device)
         self._chunks = chunks
         self._handles: list[int] = []
         self._fetched = False
@@ -50,12 +69,12 @@ class Borrower:
         with torch.cuda.device(self._device):
             for index in range(self._chunks):
                 placed = self._engine.put(
-                    0, 0, index, self._buffer.data_ptr(), _CHUNK, 1, self._lender, -1,
+                    0, 0, index, self._buffer.data_ptr(), CHUNK, 1, self._lender, -1,
                     self._stream(),
                 )  # fmt: skip
                 assert placed.handle, "the lease holds every chunk"
                 self._handles.append(placed.handle)
-        return self._chunks * _CHUNK
+        return self._chunks * CHUNK
 
     def fetch(self, passes: int = 1) -> int:
         """Starts copies of all chunks back, so many times. Returns bytes."""
@@ -63,11 +82,11 @@ class Borrower:
             for handle in self._handles * passes:
                 self._engine.fetch(handle, self._buffer.data_ptr(), False, self._stream())
         self._fetched = True
-        return passes * self._chunks * _CHUNK
+        return passes * self._chunks * CHUNK
 
     def passes_for(self, seconds: float) -> int:
         """Of fetches that last so long, and half as long again, on the fastest of links."""
-        return 1 + int(1.5 * seconds * _FASTEST / (self._chunks * _CHUNK))
+        return passes_for(seconds, self._chunks)
 
     def finish(self) -> None:
         """Waits for the last copy under way."""
@@ -89,9 +108,14 @@ class Borrower:
         self._engine.close()
 
 
-def works(lender: torch.device) -> dict[str, tuple[Callable[[], Any], float]]:
-    """The lender's compute by name, with the bytes of memory that one call has to touch."""
-    half = {"device": lender, "dtype": torch.bfloat16}
+def passes_for(seconds: float, chunks: int) -> int:
+    """Of fetches of so many chunks; see Borrower."""
+    return 1 + int(1.5 * seconds * _FASTEST / (chunks * CHUNK))
+
+
+def works(device: torch.device) -> dict[str, tuple[Callable[[], Any], float]]:
+    """Compute by name, with the bytes of memory that one call has to touch."""
+    half = {"device": device, "dtype": torch.bfloat16}
     a, b = torch.randn(8192, 8192, **half), torch.randn(8192, 8192, **half)  # type: ignore[call-overload]
     wide = torch.randn(256 << 20, **half)  # type: ignore[call-overload]
     out = torch.empty_like(wide)
@@ -116,10 +140,9 @@ def measure_lender(
     kinds = works(lender)
     bandwidth = 0.0  # What the lender's memory does for the work that waits for nothing else.
     for name, (work, touched) in kinds.items():
-        _timed(work, lender, 3)  # Loads kernels and libraries.
-        alone_s = _timed(work, lender, 5) / 5
+        alone_s = seconds_alone(work, lender)
         bandwidth = max(bandwidth, touched / alone_s)
-        repeats = max(1, round(_SHORTEST_S / alone_s))
+        repeats = max(1, round(SHORTEST_S / alone_s))
         for direction in ("put", "fetch"):
             share, rate = beside_copies(engine, direction, work, lender, repeats)
             row = {
@@ -136,8 +159,14 @@ def measure_lender(
     engine.close()
 
 
+def seconds_alone(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call."""
+    _timed(work, device, 3)  # Loads kernels and libraries.
+    return _timed(work, device, 5) / 5
+
+
 def beside_copies(
-    engine: Borrower,
+    engine: Copies,
     direction: str,
     work: Callable[[], Any],
     device: torch.device,
@@ -168,7 +197,7 @@ def _timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float
 
 
 def _loaded(
-    engine: Borrower,
+    engine: Copies,
     direction: str,
     work: Callable[[], Any],
     device: torch.device,
