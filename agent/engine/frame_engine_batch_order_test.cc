@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/engine/every_lane.h"
 #include "agent/engine/frame_engine.h"
 #include "agent/engine/manual_device.h"
 #include "gtest/gtest.h"
@@ -21,12 +22,6 @@ namespace {
 constexpr Bytes kSmall = 256;
 constexpr Bytes kLarge = 4 * kSmall;
 constexpr Bytes kLimit = 32 * kSmall;  // A batch holds up to 8.
-
-struct Case {
-  ManualDevice::Compute mode;
-  Direction direction;
-  Tier tier;
-};
 
 // Puts runs of small storages with large ones between them, and overwrites each source as soon as
 // it may. Takes them back one by one, or as the engine names them.
@@ -152,7 +147,7 @@ struct Outcome {
   size_t in_company = 0;  // Batches of two and more, either way.
 };
 
-Outcome RunSteps(const Case& lane, bool plant) {
+Outcome RunSteps(const LaneCase& lane, bool plant) {
   Outcome outcome;
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     ManualDevice device(lane.mode);
@@ -160,10 +155,7 @@ Outcome RunSteps(const Case& lane, bool plant) {
     FrameEngineOptions options;
     options.stash_limit = kLimit;
     options.prefetch_limit = kLimit;
-    options.chaos.enabled = true;
-    options.chaos.skip_event = plant;
-    options.chaos.skip_direction = lane.direction;
-    options.chaos.skip_tier = lane.tier;
+    PlantOn(lane, plant, &options);
     std::vector<EngineArena> arenas;
     for (const Tier tier : {Tier::kPeer, Tier::kHost}) {
       EngineArena arena;
@@ -182,7 +174,7 @@ Outcome RunSteps(const Case& lane, bool plant) {
   return outcome;
 }
 
-class BatchOrderTest : public testing::TestWithParam<Case> {};
+class BatchOrderTest : public testing::TestWithParam<LaneCase> {};
 
 TEST_P(BatchOrderTest, FindsAnEventThatIsMissingOnPurpose) {
   EXPECT_GT(RunSteps(GetParam(), /*plant=*/true).wrong, 0);
@@ -194,22 +186,7 @@ TEST_P(BatchOrderTest, FindsNothingWhenNoEventIsMissing) {
   EXPECT_GT(outcome.in_company, 500u);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EveryLane, BatchOrderTest,
-    testing::Values(Case{ManualDevice::Compute::kBlocking, Direction::kOut, Tier::kPeer},
-                    Case{ManualDevice::Compute::kBlocking, Direction::kOut, Tier::kHost},
-                    Case{ManualDevice::Compute::kBlocking, Direction::kIn, Tier::kPeer},
-                    Case{ManualDevice::Compute::kBlocking, Direction::kIn, Tier::kHost},
-                    Case{ManualDevice::Compute::kQueued, Direction::kOut, Tier::kPeer},
-                    Case{ManualDevice::Compute::kQueued, Direction::kOut, Tier::kHost},
-                    Case{ManualDevice::Compute::kQueued, Direction::kIn, Tier::kPeer},
-                    Case{ManualDevice::Compute::kQueued, Direction::kIn, Tier::kHost}),
-    [](const testing::TestParamInfo<Case>& info) {
-      return std::string(info.param.mode == ManualDevice::Compute::kQueued ? "Queued"
-                                                                           : "Blocking") +
-             (info.param.direction == Direction::kOut ? "Out" : "In") +
-             (info.param.tier == Tier::kPeer ? "Peer" : "Host");
-    });
+INSTANTIATE_TEST_SUITE_P(Lanes, BatchOrderTest, EveryLane(), LaneName);
 
 }  // namespace
 }  // namespace hyperframes

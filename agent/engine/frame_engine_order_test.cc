@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/engine/every_lane.h"
 #include "agent/engine/frame_engine.h"
 #include "agent/engine/manual_device.h"
 #include "gmock/gmock.h"
@@ -118,26 +119,17 @@ class Program {
   int wrong_bytes_ = 0;
 };
 
-struct Case {
-  ManualDevice::Compute mode;
-  Direction direction;
-  Tier tier;
-};
-
-class OrderTest : public testing::TestWithParam<Case> {
+class OrderTest : public testing::TestWithParam<LaneCase> {
  protected:
   // Wrong bytes over many random interleavings, with or without this lane's event planted missing.
-  static int WrongBytes(const Case& lane, bool plant) {
+  static int WrongBytes(const LaneCase& lane, bool plant) {
     int wrong = 0;
     for (uint64_t seed = 1; seed <= 40; ++seed) {
       ManualDevice device(lane.mode);
       device.Shuffle(seed);
       FrameEngineOptions options;
       options.stash_limit = 3 * kBytes;
-      options.chaos.enabled = true;
-      options.chaos.skip_event = plant;
-      options.chaos.skip_direction = lane.direction;
-      options.chaos.skip_tier = lane.tier;
+      PlantOn(lane, plant, &options);
       const auto engine = Engine(&device, options);
       Program program(&device, engine.get(), lane.mode);
       for (int step = 0; step < 4; ++step) program.Step(/*eager=*/step % 2 == 1);
@@ -155,22 +147,7 @@ TEST_P(OrderTest, FindsNothingWhenNoEventIsMissing) {
   EXPECT_EQ(WrongBytes(GetParam(), /*plant=*/false), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EveryLane, OrderTest,
-    testing::Values(Case{ManualDevice::Compute::kBlocking, Direction::kOut, Tier::kPeer},
-                    Case{ManualDevice::Compute::kBlocking, Direction::kOut, Tier::kHost},
-                    Case{ManualDevice::Compute::kBlocking, Direction::kIn, Tier::kPeer},
-                    Case{ManualDevice::Compute::kBlocking, Direction::kIn, Tier::kHost},
-                    Case{ManualDevice::Compute::kQueued, Direction::kOut, Tier::kPeer},
-                    Case{ManualDevice::Compute::kQueued, Direction::kOut, Tier::kHost},
-                    Case{ManualDevice::Compute::kQueued, Direction::kIn, Tier::kPeer},
-                    Case{ManualDevice::Compute::kQueued, Direction::kIn, Tier::kHost}),
-    [](const testing::TestParamInfo<Case>& info) {
-      return std::string(info.param.mode == ManualDevice::Compute::kQueued ? "Queued"
-                                                                           : "Blocking") +
-             (info.param.direction == Direction::kOut ? "Out" : "In") +
-             (info.param.tier == Tier::kPeer ? "Peer" : "Host");
-    });
+INSTANTIATE_TEST_SUITE_P(Lanes, OrderTest, EveryLane(), LaneName);
 
 TEST(FrameEngineOrder, WritesASlotAgainOnlyAfterTheReloadFromIt) {
   ManualDevice device(ManualDevice::Compute::kQueued);

@@ -10,44 +10,21 @@ from process_groups import run_two_ranks
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="its devices are simulated")
 
 DATA_PARALLEL = """
-    import os, sys
-    import torch, torch.distributed as dist
-    import hyperframes as hf
-    from cases.small_gpt import *
+    import sys
+    from cases.data_parallel import train_rank
     from cases.test_recomputed_compiled import Watching, compiled
-    from process_groups import leave_group
 
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo")
     watching = Watching()
     gpt = compiled(watching, dropout=0.1)
-    model = torch.nn.parallel.DistributedDataParallel(gpt)
-    ids, targets = batch(0)
-    if sys.argv[1] == "framed":
-        profile = hf.profile(model, ids, loss_fn=lambda o: loss_of(o, targets))
-        assert not any(b.keep_reason for b in profile.blocks if "blocks" in b.name), profile
-        budget = profile.activation_bytes // 2
-        context = hf.hyperframes(
-            model, profile=profile, activation_budget=budget, forbid=["host", "peer", "selective"]
-        )
-        model = context.__enter__()
-    for step in range(3):
-        ids, targets = batch(2 * step + rank)
-        torch.manual_seed(step)
-        loss = loss_of(model(ids), targets)
-        loss.backward()
-        print("loss", rank, loss.item().hex(), sum(g.double().sum() for g in gradients(gpt)).item())
-        gpt.zero_grad()
-    if sys.argv[1] == "framed":
-        context.__exit__(None, None, None)
-        stats = context.stats()
-        assert 0 < stats["activation_peak"] <= budget, stats
-        again = [name for name in stats["recompute_s_by_block"] if "blocks" in name]
-        policies = [p for n, p in context.plan.policies.items() if "blocks" in n]
+    share = float(sys.argv[1])
+    context, profile = train_rank(gpt, share, forbid=["host", "peer", "selective"])
+    if context is not None:
+        reasons = [b.keep_reason for b in profile.blocks if "blocks" in b.name]
+        assert not any(reasons), reasons
+        again = [name for name in context.stats()["recompute_s_by_block"] if "blocks" in name]
         assert again and again == sorted(again, reverse=True), again
-        print("policies", policies)
+        print("policies", [p for n, p in context.plan.policies.items() if "blocks" in n])
     assert watching.graphs == 1
-    leave_group()
 """
 
 COMMUNICATING = """
@@ -84,10 +61,10 @@ COMMUNICATING = """
 
 
 def test_t22_data_parallel_ranks_run_the_same_compiled_blocks_again() -> None:
-    plain, _ = run_two_ranks(DATA_PARALLEL, "plain")
+    plain, _ = run_two_ranks(DATA_PARALLEL, "0")
     assert len(plain) == 6
     seen, _ = run_two_ranks(
-        DATA_PARALLEL, "framed", environment={"HYPERFRAMES_HOST_DEVICES": "2 x 64MiB"}
+        DATA_PARALLEL, "0.5", environment={"HYPERFRAMES_HOST_DEVICES": "2 x 64MiB"}
     )
     assert [line for line in seen if line.startswith("loss")] == plain
     policies = [line for line in seen if line.startswith("policies")]

@@ -370,47 +370,21 @@ def test_an_output_that_is_never_differentiated_does_not_halve_the_budget(
 
 
 RANK = """
-    import os, sys
-    import torch, torch.distributed as dist
-    import hyperframes as hf
-    from cases.small_gpt import *
-    from process_groups import leave_group
+    import sys
+    from cases.data_parallel import train_rank
+    from cases.small_gpt import make_gpt
 
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo")
-    gpt = make_gpt(dropout=0.1)
-    model = torch.nn.parallel.DistributedDataParallel(gpt)
-    ids, targets = batch(0)
-    if sys.argv[1] == "framed":
-        profile = hf.profile(model, ids, loss_fn=lambda o: loss_of(o, targets))
-        budget = profile.activation_bytes * 2 // 5
-        context = hf.hyperframes(model, profile=profile, activation_budget=budget)
-        model = context.__enter__()
-    for step in range(3):
-        ids, targets = batch(2 * step + rank)
-        torch.manual_seed(step)
-        loss = loss_of(model(ids), targets)
-        loss.backward()
-        print("loss", rank, loss.item().hex(), sum(g.double().sum() for g in gradients(gpt)).item())
-        gpt.zero_grad()
-    if sys.argv[1] == "framed":
-        context.__exit__(None, None, None)
+    context, _ = train_rank(make_gpt(dropout=0.1), float(sys.argv[1]))
+    if context is not None:
         stats = context.stats()
-        assert 0 < stats["activation_peak"] <= budget, stats
         assert stats["peer_bytes"] + stats["host_bytes"] + stats["recomputed_bytes"] > 0
-    leave_group()
 """
 
 
-def two_ranks(mode: str) -> list[str]:
-    lines, _ = run_two_ranks(RANK, mode)
-    return [line for line in lines if line.startswith("loss")]
-
-
 def test_two_data_parallel_ranks_agree_on_a_plan_and_give_the_plain_bits() -> None:
-    plain = two_ranks("plain")
+    plain, _ = run_two_ranks(RANK, "0")
     assert len(plain) == 6
-    assert two_ranks("framed") == plain
+    assert run_two_ranks(RANK, "0.4")[0] == plain
 
 
 def test_chaos_and_checksums_change_nothing(plain: Any, profile: hf.Profile) -> None:
