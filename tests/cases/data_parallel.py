@@ -14,7 +14,7 @@ from process_groups import leave_group
 
 
 def train_rank(gpt: Any, share: float, **options: Any) -> tuple[Any, hf.Profile | None]:
-    """Three steps, of which each prints a line: "loss", the rank, loss and gradients to the bit.
+    """Three steps, of which each prints a line: "loss", the rank, the loss and a sum over each gradient.
 
     Args:
         share: of the activations that HyperFrames may leave on the GPU; 0: without HyperFrames.
@@ -38,8 +38,8 @@ def train_rank(gpt: Any, share: float, **options: Any) -> tuple[Any, hf.Profile 
         torch.manual_seed(step)
         loss = loss_of(model(ids), targets)
         loss.backward()
-        sums = sum(gradient.double().sum() for gradient in gradients(gpt))
-        print("loss", rank, float(loss).hex(), float(sums).hex())
+        sums = [float(grad.double().sum()).hex() for grad in gradients(gpt) if grad is not None]
+        print("loss", rank, float(loss).hex(), *sums)
         gpt.zero_grad()
     if context is not None:
         context.__exit__(None, None, None)
