@@ -14,7 +14,7 @@ from process_groups import leave_group
 
 
 def train_rank(gpt: Any, share: float, **options: Any) -> tuple[Any, hf.Profile | None]:
-    """Three steps, of which each prints a line: "loss", the rank, the loss and a sum over each gradient.
+    """Three steps, each of which prints "loss", the rank, the loss and a sum over each gradient.
 
     Args:
         share: of the activations that HyperFrames may leave on the GPU; 0: without HyperFrames.
