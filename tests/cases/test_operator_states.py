@@ -7,8 +7,8 @@ save another one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -104,6 +104,51 @@ def test_t22_a_block_that_runs_again_has_the_states_of_its_first_run(compiled: b
     with context as inside:
         again = _gradients(inside, x)
     assert all(map(torch.equal, plain, again)) and len(plain) == len(again) == 5
+    assert "1" in context.stats()["recompute_s_by_block"]
+
+
+class _Views(torch.autograd.Function):
+    """Saves a few numbers in one way or another; backward notes how it gets them."""
+
+    seen: ClassVar[list[tuple[list[int], tuple[int, ...]]]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+        ctx.save_for_backward(_WAYS[name](torch.arange(next(_State.runs), 2000)))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (state,) = ctx.saved_tensors
+        _Views.seen.append((state.tolist(), state.stride()))
+        return gradients[0] * 2, None
+
+
+_WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "in_a_large_storage": lambda numbers: numbers[100:104],
+    "every_second": lambda numbers: numbers[:8:2],
+    "one_for_all": lambda numbers: numbers[3].expand(4),
+    "transposed": lambda numbers: numbers[:6].view(2, 3).t(),
+}
+
+
+@pytest.mark.parametrize("way", list(_WAYS))
+def test_t22_states_come_back_with_their_strides(way: str) -> None:
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return _Views.apply(torch.sin(x), way)
+
+    model = nn.Sequential(nn.Linear(8, 8), Block(), nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    profile = hf.profile(model, x, blocks=["1"])
+    context = hf.hyperframes(
+        model, profile=profile, _backend=default_backend(recompute), activation_budget="1GiB"
+    )
+    _Views.seen.clear()
+    with context as inside:
+        _gradients(inside, x)
+    state = _WAYS[way](torch.arange(5, 2000))
+    assert _Views.seen == [(state.tolist(), state.stride())]
     assert "1" in context.stats()["recompute_s_by_block"]
 
 

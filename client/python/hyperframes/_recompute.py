@@ -202,14 +202,14 @@ class RecomputeFrame:
         holder = _Holder(self, len(self._holders), tensor)
         if _may_be_state(tensor):
             own = tensor.untyped_storage().nbytes() <= _OWN_STORAGE
-            self._states[holder.index] = tensor.detach() if own else tensor.detach().clone()
+            self._states[holder.index] = tensor.detach() if own else _copied(tensor.detach())
         self._holders.append(weakref.ref(holder))
         return holder
 
     def tensor(self, holder: _Holder) -> torch.Tensor:
         """The recomputed tensor for ``holder``; runs the block where this graph task has not."""
         if holder.index in self._states:
-            return self._states[holder.index].clone()  # Compiled code may write to what it gets.
+            return _copied(self._states[holder.index])  # Compiled code may write to what it gets.
         task = torch._C._current_graph_task_id()
         collected = self._tasks.get(task) if task != -1 else None
         found = collected[holder.index].take() if collected else None
@@ -355,7 +355,20 @@ def _may_be_state(tensor: torch.Tensor) -> bool:
         not (tensor.is_floating_point() or tensor.is_complex())
         and tensor.layout is torch.strided
         and 0 < tensor.numel() <= _MOST_STATE
+        and _span(tensor) * tensor.element_size() <= _OWN_STORAGE
     )
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements of memory from the first to the last of the tensor's own."""
+    geometry = zip(tensor.size(), tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in geometry)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory of their own, by the same strides: compiled code asserts them."""
+    memory = tensor.as_strided((_span(tensor),), (1,), tensor.storage_offset()).clone()
+    return memory.as_strided(tensor.size(), tensor.stride(), 0)
 
 
 def unpack_holder(holder: _Holder) -> torch.Tensor:
