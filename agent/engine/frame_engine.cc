@@ -191,6 +191,7 @@ absl::Status FrameEngineImpl::SendOut(StorageHandle handle, const void* source, 
   }
   counters_.bytes_out[static_cast<int>(storage.tier)] += bytes;
   handle_of_key_[storage.key] = handle;
+  order_.Put(storage.key, storage.bytes);
   storages_.emplace(handle, std::move(storage));
   ++puts_in_step_;
   if (batch(Direction::kOut)->IsFull(OpenBatch::RoomUnder(stash_limit_))) {

@@ -120,6 +120,34 @@ TEST_F(PrefetchTest, FollowsANewPlansLimit) {
   Backward({3, 2, 1, 0});
 }
 
+TEST_F(PrefetchTest, KeepsRoomForWhatIsPutInTheMiddleOfBackward) {
+  Start(/*prefetch_limit=*/2 * kBytes);
+  // Block 1 reads its input, makes 2 and 3 again and reads them; then the input of block 0.
+  Forward({0, 1});
+  Fetch(1, false);
+  Consume(1);
+  Forward({2, 3});
+  Backward({3, 2, 0});
+
+  Forward({0, 1});
+  EXPECT_THAT(Next(), ElementsAre(1));
+  Fetch(1, true);
+  EXPECT_THAT(Next(), IsEmpty()) << "2 and 3 will come before 0";
+  Consume(1);
+  EXPECT_THAT(Next(), IsEmpty());
+  Forward({2, 3});
+  EXPECT_THAT(Next(), ElementsAre(3, 2));
+  Backward({3, 2, 0});
+
+  ASSERT_TRUE(engine_->SetLimits(kBytes, 3 * kBytes).ok());
+  Forward({0, 1});
+  Fetch(1, false);
+  Consume(1);
+  EXPECT_THAT(Next(), ElementsAre(0)) << "there is room for all three";
+  Forward({2, 3});
+  Backward({3, 2, 0});
+}
+
 TEST_F(PrefetchTest, TakesAStorageLargerThanTheLimitWhenNothingElseIsAhead) {
   Start(/*prefetch_limit=*/kBytes);
   Forward({0, 1}, /*bytes=*/4 * kBytes);

@@ -171,8 +171,12 @@ std::vector<StorageHandle> FrameEngineImpl::NextToPrefetch() {
   if (order_.has_learned()) {
     for (const StorageKey& key : order_) {
       const auto handle = handle_of_key_.find(key);
-      if (handle == handle_of_key_.end()) continue;  // Not in this step, or not yet.
-      if (!take(handle->second)) break;
+      if (handle != handle_of_key_.end()) {
+        if (!take(handle->second)) break;
+        continue;
+      }
+      // Not in this step, or not yet: what is put in between is wanted before all that follows.
+      ahead += order_.BytesPutLate(key);
     }
   } else {
     for (auto it = storages_.rbegin(); it != storages_.rend() && take(it->first); ++it) {

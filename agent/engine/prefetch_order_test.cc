@@ -57,6 +57,29 @@ TEST(PrefetchOrder, StartsAgainWithEachStepAndLearnsTheLatest) {
   EXPECT_THAT(Ahead(order), ElementsAre(3, 1));
 }
 
+TEST(PrefetchOrder, KnowsWhatIsPutInTheMiddleOfConsumption) {
+  PrefetchOrder order;
+  const auto step = [&order](Bytes late_bytes) {
+    order.Put(Key(1), 10);
+    order.Put(Key(2), 10);
+    order.Consumed(Key(2));
+    order.Put(Key(3), late_bytes);
+    order.Consumed(Key(3));
+    order.Consumed(Key(1));
+    order.FinishStep(/*puts=*/3);
+  };
+  step(30);
+  EXPECT_EQ(order.BytesPutLate(Key(3)), 30);
+  EXPECT_EQ(order.BytesPutLate(Key(1)), 0);
+  EXPECT_EQ(order.BytesPutLate(Key(2)), 0);
+  step(40);
+  EXPECT_EQ(order.BytesPutLate(Key(3)), 40);
+  order.Put(Key(3), 10);
+  order.Consumed(Key(3));
+  order.FinishStep(/*puts=*/1);
+  EXPECT_EQ(order.BytesPutLate(Key(3)), 0) << "it was put before all consumption";
+}
+
 TEST(PrefetchOrder, ForgetsAStepOfWhichLessThanHalfWasConsumed) {
   PrefetchOrder order;
   Learn(&order, {1, 2, 3, 4});
