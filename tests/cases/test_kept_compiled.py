@@ -52,6 +52,19 @@ def test_t22_cuda_graphs_of_a_block_are_refused_by_name(
         assert "max-autotune-no-cudagraphs" in str(why.value)
 
 
+def test_t22_graphs_that_only_show_as_they_run_are_refused_too() -> None:
+    class Overwritten(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError(
+                "Error: accessing tensor output of CUDAGraphs that has been overwritten by a "
+                "subsequent run."
+            )
+
+    model = nn.Sequential(nn.Linear(4, 4), Overwritten())
+    with pytest.raises(hf.Unimplemented, match="A block of the model is compiled into CUDA graphs"):
+        hf.profile(model, torch.ones(2, 4))
+
+
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="there are no graphs on a processor")
 def test_t22_a_mode_that_means_graphs_on_gpus_is_a_plain_one_on_processors() -> None:
     assert reason(mode="reduce-overhead") == ""

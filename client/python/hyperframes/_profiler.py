@@ -38,7 +38,7 @@ from ._measure_rerun import measure_rerun
 from ._meter import ParameterStorages, passing_hooks
 from ._phases import Key, PhaseRecorder, SharedUse, bytes_beyond
 from ._progress import progress
-from ._refusals import is_compiled, refuse_checkpointing, unwrap
+from ._refusals import is_compiled, refuse_checkpointing, refuse_own_graphs, unwrap
 from ._shared import held_by_model, note_held, note_shared
 from .errors import FailedPrecondition, ResourceExhausted
 from .profile import BlockInfo, Profile, StorageInfo, resident_bill, signature_of
@@ -105,6 +105,10 @@ def profile(
             "training may not need to. Profile a shorter input, profile=hf.profile(model, shorter "
             f"sample, ...): plans for longer ones are scaled from it. ({str(error)[:200]})"
         ) from error
+    except RuntimeError as error:
+        if "output of CUDAGraphs" in str(error):  # By a backend that says nothing of them.
+            refuse_own_graphs("A block of the model")
+        raise
     finally:
         set_random_state(cpu_rng, gpu_rng, run.device)
     costs = run.costs

@@ -36,13 +36,18 @@ def unwrap(model: nn.Module) -> nn.Module:
         if holds_stack(part):
             refuse_whole(f"{name} is compiled with all its layers")
         if records_graphs(part) and _is_on_gpu(part):
-            raise Unimplemented(
-                f"{name} is compiled into CUDA graphs (mode='reduce-overhead', or "
-                "torch._inductor.config.triton.cudagraphs): a graph owns the memory of what it "
-                "saves and replays fixed addresses, so that nothing of it can move. Compile with "
-                "mode='default' or mode='max-autotune-no-cudagraphs'."
-            )
+            refuse_own_graphs(name)
     return model
+
+
+def refuse_own_graphs(name: str) -> NoReturn:
+    """Unimplemented: a part of the model replays CUDA graphs of its own."""
+    raise Unimplemented(
+        f"{name} is compiled into CUDA graphs (mode='reduce-overhead', or "
+        "torch._inductor.config.triton.cudagraphs): a graph owns the memory of what it saves and "
+        "replays fixed addresses, so that nothing of it can move. Compile with mode='default' or "
+        "mode='max-autotune-no-cudagraphs'."
+    )
 
 
 def _is_on_gpu(module: nn.Module) -> bool:
