@@ -25,6 +25,7 @@ from bench.training.measure import (
     time_limit,
 )
 from bench.training.modes import SimpleMode
+from bench.training.offload import Pinned, on_demand_offload
 from bench.training.workload import FineTune
 
 CPU = torch.device("cpu")
@@ -174,3 +175,35 @@ def test_copies_driven_from_either_side_are_told_apart(monkeypatch: pytest.Monke
     for row in rows:
         expected = 0.1 if row["mode"].endswith("by_borrower") else 0.02
         assert row["slowdown"] == pytest.approx(expected) and row["copy_gb_per_s"] == 300
+
+
+def test_pinned_room_is_used_again_once_nothing_waits_there() -> None:
+    pinned = Pinned(pin=False)
+    tensor = torch.randn(3, 5).t()
+    first, second = pinned.take(tensor), pinned.take(tensor)
+    assert first.memory is not second.memory
+    first.tensor.copy_(tensor)
+    second.tensor.zero_()
+    assert torch.equal(first.tensor, tensor) and first.tensor.stride() == tensor.stride()
+    memory = first.memory
+    del first
+    assert pinned.take(torch.empty(4)).memory is not memory, "its room is larger"
+    third = pinned.take(tensor)
+    assert third.memory is memory
+
+
+def test_offload_on_demand_gives_the_plain_gradients() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+    x = torch.randn(64, 64)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return [
+            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+        ]
+
+    plain = gradients()
+    with on_demand_offload(model, CPU):
+        for _ in range(2):
+            assert all(map(torch.equal, plain, gradients()))

@@ -220,6 +220,35 @@ STEPS = (
         150, 1, "finetune.json", 60,
     ),
     Step(
+        "offload_8k",
+        (*FINETUNE, "--lengths", "8k", "--modes",
+         "nothing,checkpoint,checkpoint_inputs_on_host,offload_activations", "--once", "--early",
+         "--rounds", "2", "--steps", "2", "--seconds", "90"),
+        180, 1, "finetune.json: other systems that use the host", 80,
+    ),
+    Step(
+        "others_16k",
+        (*FINETUNE, "--lengths", "16k", "--modes",
+         "nothing,checkpoint,checkpoint_inputs_on_host,selective_attention,"
+         "selective_attention_matmul", "--once", "--early", "--rounds", "2", "--steps", "2",
+         "--seconds", "90"),
+        180, 1, "finetune.json: other systems", 80,
+    ),
+    Step(
+        "others_32k",
+        (*FINETUNE, "--lengths", "32k", "--modes",
+         "nothing,checkpoint,selective_attention,selective_attention_matmul", "--once", "--early",
+         "--rounds", "2", "--steps", "1", "--seconds", "90"),
+        180, 1, "finetune.json: other systems", 90,
+    ),
+    Step(
+        "compiled_32k_host",
+        (*FINETUNE, "--lengths", "32k", "--modes",
+         "nothing_compiled,checkpoint_compiled,host_compiled", "--once", "--early", "--rounds", "2",
+         "--steps", "2", "--seconds", "150"),
+        300, 1, "finetune.json", 170, MUCH_HOST_MEMORY,
+    ),
+    Step(
         "auto_32k",
         (*FINETUNE, "--lengths", "32k", "--modes", "nothing,checkpoint,auto", "--rounds", "2",
          "--steps", "2", "--once", "--early", "--seconds", "150"),
