@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor
 
 import hyperframes as hf
 from cases.framing import profiled
@@ -50,6 +51,16 @@ def test_t22_cuda_graphs_of_a_block_are_refused_by_name(
         ) as why:
             use(model)
         assert "max-autotune-no-cudagraphs" in str(why.value)
+
+
+def test_t22_a_backend_that_records_no_graphs_is_not_refused_for_inductors_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_refusals, "_is_on_gpu", lambda module: True)
+    with inductor.patch({"triton.cudagraphs": True}):
+        assert reason(backend="aot_eager") == ""
+        with pytest.raises(hf.Unimplemented, match="is compiled into CUDA graphs"):
+            reason(backend="inductor")
 
 
 def test_t22_graphs_that_only_show_as_they_run_are_refused_too() -> None:

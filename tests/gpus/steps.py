@@ -41,6 +41,15 @@ class Step:
     environment: tuple[tuple[str, str], ...] = ()
 
 
+def others(name: str, length: str, modes: str, expected_s: int) -> Step:
+    """Other systems beside nothing and full checkpointing, on one GPU."""
+    command = (
+        *FINETUNE, "--lengths", length, "--modes", f"nothing,checkpoint,{modes}", "--once",
+        "--early", "--rounds", "2", "--steps", "2", "--seconds", "90",
+    )  # fmt: skip
+    return Step(name, command, 180, 1, "finetune.json: other systems", expected_s)
+
+
 # By what they are worth: whoever has less time takes the first. Steps may run at once (a plus)
 # where they measure neither times nor all of a GPU's bytes: longest_checkpoint, longest_inputs,
 # cases, cases_on_gpus, train, train_200, memcheck.
@@ -213,34 +222,11 @@ STEPS = (
          "2", "--seconds", "60"),
         180, 1, "finetune.json: torch's own activation memory budgets", 65,
     ),
-    Step(
-        "save_on_cpu_8k",
-        (*FINETUNE, "--lengths", "8k", "--modes", "nothing,checkpoint,save_on_cpu", "--once",
-         "--early", "--rounds", "2", "--steps", "2", "--seconds", "60"),
-        150, 1, "finetune.json", 60,
-    ),
-    Step(
-        "offload_8k",
-        (*FINETUNE, "--lengths", "8k", "--modes",
-         "nothing,checkpoint,checkpoint_inputs_on_host,offload_activations", "--once", "--early",
-         "--rounds", "2", "--steps", "2", "--seconds", "90"),
-        180, 1, "finetune.json: other systems that use the host", 80,
-    ),
-    Step(
-        "others_16k",
-        (*FINETUNE, "--lengths", "16k", "--modes",
-         "nothing,checkpoint,checkpoint_inputs_on_host,selective_attention,"
-         "selective_attention_matmul", "--once", "--early", "--rounds", "2", "--steps", "2",
-         "--seconds", "90"),
-        180, 1, "finetune.json: other systems", 80,
-    ),
-    Step(
-        "others_32k",
-        (*FINETUNE, "--lengths", "32k", "--modes",
-         "nothing,checkpoint,selective_attention,selective_attention_matmul", "--once", "--early",
-         "--rounds", "2", "--steps", "1", "--seconds", "90"),
-        180, 1, "finetune.json: other systems", 90,
-    ),
+    others("offload_8k", "8k", "checkpoint_inputs_on_host,offload_activations", 80),
+    others("save_on_cpu_8k", "8k", "save_on_cpu", 60),
+    others("others_16k", "16k",
+           "checkpoint_inputs_on_host,selective_attention,selective_attention_matmul", 80),
+    others("others_32k", "32k", "selective_attention,selective_attention_matmul", 110),
     Step(
         "compiled_32k_host",
         (*FINETUNE, "--lengths", "32k", "--modes",

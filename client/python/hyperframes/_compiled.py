@@ -8,7 +8,6 @@ hooks, ``torch.compile(module)`` makes an OptimizedModule whose forward is the c
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,12 +40,9 @@ def runs_hooks(module: nn.Module) -> bool:
 
 def records_graphs(module: nn.Module) -> bool:
     """It is compiled into CUDA graphs, as mode="reduce-overhead" has it."""
-    config = sys.modules.get("torch._inductor.config")
     read = getattr(getattr(module, call_attribute(module)), "get_compiler_config", None)
-    settings = (read() if read is not None else None) or {}
-    return bool(
-        settings.get("triton.cudagraphs") or (config is not None and config.triton.cudagraphs)
-    )
+    settings = read() if read is not None else None  # None too where it is not inductor's.
+    return bool(settings and settings.get("triton.cudagraphs"))
 
 
 def call_attribute(module: nn.Module) -> str:
